@@ -23,6 +23,7 @@ LAYERS = (
     ("cli",),
     ("app",),
     ("api", "judge", "learn", "envs", "evals", "dashboard", "connect"),
+    ("lab",),
     ("methods", "engines", "ledger", "rendering", "sandbox"),
     ("losses",),
     ("types", "config", "errors", "plugins", "models", "terminal", "client", "http_client", "aio", "integrations"),
@@ -52,8 +53,6 @@ KNOWN_LONG_MODULES: set[str] = set()
 #: Short modules with a single importer.
 KNOWN_SLIVERS: set[str] = {
     "envs/picture.py",
-    "evals/measured_runs.py",
-    "evals/perplexity.py",
 }
 KNOWN_SHARED_FILE_NAMES: set[str] = {
     "build.py",
@@ -61,7 +60,6 @@ KNOWN_SHARED_FILE_NAMES: set[str] = {
     "custom.py",
     "notes.py",
     "pages.py",
-    "schema.py",
 }
 #: "module function".
 KNOWN_LONG_FUNCTIONS: set[str] = set()

@@ -8,9 +8,8 @@ import pytest
 
 from openclaw_rl.dashboard.evaluations import FILE, Evaluation, read_evaluations, record_evaluations
 from openclaw_rl.dashboard.views.learning import MAX_EVALUATED, evaluation_charts
-from openclaw_rl.evals.eval_tasks import EvalPlan
-from openclaw_rl.evals.measured_runs import add_to_runs
-from openclaw_rl.evals.scores import CaseScore, TaskScores
+from openclaw_rl.evals.evaluate import add_to_runs
+from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores
 from support.commands import run_command
 from support.live_page import live_page
 

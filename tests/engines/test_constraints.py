@@ -15,7 +15,7 @@ from openclaw_rl.engines import constraints as compiling
 from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints import Automaton, Compiler
 from openclaw_rl.engines.remote.constrained import structural_tag
-from openclaw_rl.envs.schema import mismatch
+from openclaw_rl.lab.schema import mismatch
 from openclaw_rl.rendering.tool_calls import HermesToolParser, ParsedToolCall
 from openclaw_rl.types import Constraint, JsonForm, Thinking
 from support.constraints import constraint_of

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from openclaw_rl.client import TOO_LONG, ServerError
 from openclaw_rl.evals import coding
 from openclaw_rl.evals.chat import Message, Reply
-from openclaw_rl.evals.code_blocks import extract_code
-from openclaw_rl.evals.coding import Problem, problems, same, score
+from openclaw_rl.evals.coding import Problem, extract_code, problems, same, score
 from openclaw_rl.evals.scores import CaseScore
 from support.coding_solutions import solution
 

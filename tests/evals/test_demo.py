@@ -20,16 +20,17 @@ from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.evaluations import read_evaluations
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals import coding, demo, eval_tasks, evaluate, scoreboard, trial
+from openclaw_rl.evals import coding, demo, eval_tasks, evaluate, trial
+from openclaw_rl.evals import scores as scoreboard
+from openclaw_rl.evals.arguments import METHODS, TASKS
 from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
-from openclaw_rl.evals.eval_tasks import QUICK_CASES, EvalPlan, spread
-from openclaw_rl.evals.evaluate import check_writable, chosen_tasks, server_flags
-from openclaw_rl.evals.flags import METHODS, TASKS
-from openclaw_rl.evals.scoreboard import by_task
-from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
-from openclaw_rl.evals.server_process import RunningServer
+from openclaw_rl.evals.eval_tasks import QUICK_CASES, spread
+from openclaw_rl.evals.evaluate import chosen_tasks, server_flags
+from openclaw_rl.evals.scores import CaseScore, EvalPlan, OnCase, TaskScores, by_task
 from openclaw_rl.evals.summary import summarise
+from openclaw_rl.lab.commands import check_writable
+from openclaw_rl.lab.server import RunningServer
 from support.harness import Bench, running
 from support.trials import a_trial, an_exam, learning
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.pictures import curve, curve_svg, describe, save_curve
-from openclaw_rl.evals.statistics import proportion
 from openclaw_rl.evals.trial import Exam, TrialOutcome
+from openclaw_rl.lab.statistics import proportion
 from support.trials import a_trial, an_answer, an_exam, learning
 
 

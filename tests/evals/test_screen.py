@@ -6,8 +6,7 @@ from itertools import count
 
 from rich.console import Console
 
-from openclaw_rl.evals.screen import EvalProgress, Screen
-from openclaw_rl.evals.time_left import TimeLeft
+from openclaw_rl.evals.screen import EvalProgress, Screen, TimeLeft
 from openclaw_rl.evals.trial import TrialOutcome
 from support.trials import a_trial, an_exam
 

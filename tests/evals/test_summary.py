@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from openclaw_rl.evals.statistics import Interval, mean_until, proportion_of_trials
 from openclaw_rl.evals.summary import grouped, summarise
 from openclaw_rl.evals.trial import Exam
+from openclaw_rl.lab.statistics import Interval, mean_until, proportion_of_trials
 from support.trials import a_trial, an_answer, an_exam
 
 

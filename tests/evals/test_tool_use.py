@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from openclaw_rl.client import TOO_LONG, ServerError
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals import schema, tool_use
+from openclaw_rl.evals import tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Message, Reply, ToolCall
 from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, plain
+from openclaw_rl.lab.schema import mismatch
 
 CASES = {case.name: case for case in cases()}
 
@@ -81,7 +82,7 @@ def test_every_case_is_sound(name: str):
         for argument, accepted in {**call.arguments, **call.optional}.items():
             assert accepted
             for value in accepted:
-                assert list(schema.problems(value, parameters["properties"][argument])) == []
+                assert mismatch(value, parameters["properties"][argument]) == ""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -221,7 +222,7 @@ def test_case_and_space_do_not_matter(text: str, ascii_text: str):
     ],
 )
 def test_values_are_held_to_their_schema(value: Any, given_schema: dict[str, Any], fits: bool):
-    assert (not list(schema.problems(value, given_schema))) is fits
+    assert (not mismatch(value, given_schema)) is fits
 
 
 async def test_a_run_asks_with_the_tools_and_keeps_out_of_the_record():
@@ -299,7 +300,7 @@ def test_bfcl_is_read_where_it_is_installed(bfcl: Path):
     assert oak.prompt == "Plant an oak."
     assert grade(oak, called("garden_plant", type="oak")).passed
     assert grade(oak, called("garden_plant", type="Oak", height=1.5)).detail == (
-        "garden_plant: arguments.type should be one of oak, elm."
+        'garden_plant: \'type\' must be one of "oak", "elm", not "Oak".'
     )
     assert not grade(oak, called("garden_plant", type="oak", height=2)).passed
     assert grade(elm, called("garden_plant", type="elm", height=2, place={"x": "Five"}, spans=[1, 2])).passed

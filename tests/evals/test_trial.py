@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 
 from openclaw_rl.client import ServerError
-from openclaw_rl.evals import server_process as module
 from openclaw_rl.evals import trial
 from openclaw_rl.evals.chat import Reply
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.server_process import ServerFailed, run_server
 from openclaw_rl.evals.trial import Exam, Trial, TrialOutcome, TrialPlan
+from openclaw_rl.lab import server as module
+from openclaw_rl.lab.server import ServerFailed, run_server
 
 WAITING = {"policy_version": 0, "learner": "", "next_step": {"samples": 8, "needed": 8}}
 READY = {"policy_version": 0, "learner": "", "next_step": {"samples": 0, "needed": 8}}

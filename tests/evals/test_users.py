@@ -8,10 +8,17 @@ import pytest
 
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals.chat import Chat, Message, Reply
-from openclaw_rl.evals.conversation import LAST_REPLY_TOKENS, MAX_TRIES, hold
+from openclaw_rl.evals.conversation import (
+    LAST_REPLY_TOKENS,
+    MAX_TRIES,
+    NO_ANSWER,
+    EvalQuestion,
+    ModelUser,
+    ScriptedUser,
+    hold,
+    questions,
+)
 from openclaw_rl.evals.personas.persona import Persona, load
-from openclaw_rl.evals.questions import EvalQuestion, questions
-from openclaw_rl.evals.users import NO_ANSWER, ModelUser, ScriptedUser
 
 BRIEF = load("brief")
 QUESTION, NEXT, THIRD = questions("brief", "train", seed=3)[:3]

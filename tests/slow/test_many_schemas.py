@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.envs.schema import mismatch
+from openclaw_rl.lab.schema import mismatch
 from openclaw_rl.types import Constraint, JsonForm
 from support.schemas import UndecidedModel, random_schema
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.evals.conversation import Exchange, Transcript
+from openclaw_rl.evals.conversation import EvalQuestion, Exchange, Transcript
 from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.personas.persona import load
-from openclaw_rl.evals.questions import EvalQuestion
 from openclaw_rl.evals.trial import Exam, HeldSession, TrialOutcome, TrialPlan
 
 

@@ -2,7 +2,7 @@
 
 from openclaw_rl.app.config import FIELDS, Config
 from openclaw_rl.config.options import flag, option_of
-from openclaw_rl.evals.machine import Machine
+from openclaw_rl.evals.arguments import Machine
 
 #: The groups of the options for where a model runs and how much memory it may use.
 ENGINE_GROUPS = ("Engine", "GPUs")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.cli.parser import add_command, load_options, refuse_secrets
-from openclaw_rl.evals.flags import METHODS, MODEL_OPTIONS, USER_KEY
+from openclaw_rl.evals.arguments import METHODS, MODEL_OPTIONS, USER_KEY
 from openclaw_rl.evals.personas.persona import BUILT_IN
 
 DOC = "watch simulated people teach the model what they like, and get a picture of it"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.cli.parser import add_command, load_options
-from openclaw_rl.evals.flags import BASE, MODEL_OPTIONS, TASKS
+from openclaw_rl.evals.arguments import BASE, MODEL_OPTIONS, TASKS
 
 DOC = "measure what a model can do: conversation, coding, tool use"
 

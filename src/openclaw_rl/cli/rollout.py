@@ -12,7 +12,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets, user_key
 from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read
 from openclaw_rl.envs.options import FIELDS, DriverOptions
-from openclaw_rl.evals.flags import MODEL_OPTIONS
+from openclaw_rl.evals.arguments import MODEL_OPTIONS
 
 if TYPE_CHECKING:
     from openclaw_rl.envs.rollout import Target

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from openclaw_rl.envs.base import Message, Tool
-from openclaw_rl.envs.schema import mismatch
+from openclaw_rl.lab.schema import mismatch
 
 #: Text that was meant as a call, but is not one: an opening tag, or JSON with the members of a call.
 MEANT_AS_CALL = re.compile(r'<tool_call|<\|python_tag\|>|"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')

@@ -22,8 +22,8 @@ from openclaw_rl.envs.screen import RolloutScreen, summary, troubles
 from openclaw_rl.envs.sources import EpisodeSource
 from openclaw_rl.envs.study import Study, plain, results_table
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals.evaluate import check_writable
-from openclaw_rl.evals.server_process import run_server, stoppable
+from openclaw_rl.lab.commands import check_writable, first, stoppable
+from openclaw_rl.lab.server import run_server
 
 #: Options of a server that is started for a rollout: it learns from rewards alone, in steps of whole groups, and fast
 #: enough for a small model. Options after `--` come later and override these.
@@ -166,11 +166,3 @@ def short_name(env: str) -> str:
     """What rewards and pages call an environment: its name, or the name in an own file."""
     place, _, name = env.partition(":")
     return name or Path(place).stem
-
-
-def first(errors: BaseExceptionGroup[UserError]) -> BaseException:
-    """The first error in a group of errors."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -14,7 +14,7 @@ from openclaw_rl.envs.connection import PolicyServer
 from openclaw_rl.envs.driver import MakeDriver, RolloutPlan
 from openclaw_rl.envs.pacing import RolloutWatcher
 from openclaw_rl.envs.tally import Tally, mean
-from openclaw_rl.evals.statistics import Difference, Interval, compare_passes, proportion
+from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion
 
 #: The tasks that nothing is trained on.
 HELD_OUT = "held-out"

@@ -75,6 +75,8 @@ class HttpChat:
         self._model = {"model": model} if model else {}
         self._timeout = timeout
         self._api = ApiClient(server_root(base_url), key, retries=retries, through_proxy=not local)
+        self.url = self._api.url
+        """For messages."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,7 +116,7 @@ class HttpChat:
         try:
             return read_reply(response.json())
         except (ValueError, RecursionError) as error:
-            raise ServerError(f"{self._api.url} does not answer with JSON: check the address.") from error
+            raise ServerError(f"{self.url} does not answer with JSON: check the address.") from error
 
 
 def read_reply(body: Any) -> Reply:

@@ -2,12 +2,14 @@
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
+import math
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +21,33 @@ from openclaw_rl.client import ServerError
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.components import charts
-from openclaw_rl.engines.base import EngineError
+from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.engines.factory import Resources
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals.flags import METHODS, USER_KEY
-from openclaw_rl.evals.machine import Machine
+from openclaw_rl.evals.arguments import METHODS, USER_KEY, Machine
+from openclaw_rl.evals.examination import ExamAnswer, judge
 from openclaw_rl.evals.page import write_page
-from openclaw_rl.evals.perplexity import add_perplexity
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.pictures import save_curve
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.server_process import ServerFailed, stoppable
-from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
 from openclaw_rl.http_client import text_without_accounts
+from openclaw_rl.lab.commands import first, stoppable
+from openclaw_rl.lab.server import ServerFailed
+from openclaw_rl.lab.statistics import RUN, Interval
 from openclaw_rl.ledger.errors import NoLedger
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.status import words_not_understood
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import ScoreRequest
 
 #: The server's options in a demo. Options after `--` come later and override these.
 SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--kv-cache-gib", "1", "--save-interval", "8")
 #: Where a demo is written without `--out`.
 DEFAULT_OUT = Path("runs/demo")
+#: Answers scored at the same time, and the size of the cache for their keys and values.
+MAX_CONCURRENT_ANSWERS, CACHE_GIB = 8, 1.0
 
 
 def demo(machine: Machine, options: argparse.Namespace) -> int:
@@ -160,13 +167,6 @@ async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], cons
     return failed
 
 
-def first(errors: BaseException) -> BaseException:
-    """The first error in a group of errors."""
-    while isinstance(errors, BaseExceptionGroup):
-        errors = errors.exceptions[0]
-    return errors
-
-
 def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, model: str) -> None:
     """Write the picture, the page and all numbers."""
     save_curve(outcomes, out / "curve.png")
@@ -241,3 +241,41 @@ def share(interval: Interval | None) -> str:
     if interval is None:
         return "–"
     return f"{100 * interval.mean:.0f}\n({100 * interval.low:.0f}–{100 * interval.high:.0f})"
+
+
+async def add_perplexity(outcomes: Sequence[TrialOutcome], machine: Machine, folder: Path) -> None:
+    """Check the answers of all examinations again, now with their perplexity under the base model."""
+    settings = machine.settings.for_few_sequences(MAX_CONCURRENT_ANSWERS, 0, CACHE_GIB)
+    async with contextlib.AsyncExitStack() as stack:
+        sampler = machine.sampler.open(settings, Resources(stack), folder, machine.policy_name)
+        stack.push_async_callback(sampler.close)
+        await sampler.start()
+        renderer = await asyncio.to_thread(ChatRenderer, folder)
+        slots = asyncio.Semaphore(MAX_CONCURRENT_ANSWERS)
+
+        async def one(outcome: TrialOutcome, answer: ExamAnswer) -> ExamAnswer:
+            async with slots:
+                value = await perplexity(sampler, renderer, answer)
+            return judge(outcome.plan.persona, answer.question, answer.answer, value)
+
+        async def again(outcome: TrialOutcome, exam: Exam) -> Exam:
+            answers = await asyncio.gather(*(one(outcome, answer) for answer in exam.answers))
+            return replace(exam, answers=tuple(answers))
+
+        for outcome in outcomes:
+            outcome.exams[:] = [await again(outcome, exam) for exam in outcome.exams]
+            if outcome.noted is not None:
+                outcome.noted = await again(outcome, outcome.noted)
+
+
+async def perplexity(sampler: Sampler, renderer: ChatRenderer, answer: ExamAnswer) -> float | None:
+    """The perplexity of an answer; None if it is empty or cannot be scored."""
+    prompt = renderer.prompt(renderer.text([{"role": "user", "content": answer.question.text}])).ids
+    ids = renderer.tokenizer.encode_text(answer.answer)
+    if not ids:
+        return None
+    try:
+        scores = await sampler.score(ScoreRequest([*prompt, *ids], len(ids)))
+    except EngineError:
+        return None
+    return math.exp(-sum(scores.logprobs) / len(ids))

@@ -1,39 +1,22 @@
 """The tasks that `openclaw-rl eval` asks a model, whole or in short."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from openclaw_rl.evals import coding, tool_use
+from openclaw_rl.evals.arguments import TASKS
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.conversation import questions
 from openclaw_rl.evals.examination import ExamAnswer, examine
-from openclaw_rl.evals.flags import TASKS
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
-from openclaw_rl.evals.questions import questions
-from openclaw_rl.evals.scores import Case, CaseScore, OnCase, TaskScores
+from openclaw_rl.evals.scores import Case, CaseScore, EvalPlan, OnCase, TaskScores
 
 #: Longest answer in a conversation: detailed answers must fit.
 MAX_ANSWER_TOKENS = 200
 
 #: With --quick, at most this many cases of a task are asked.
 QUICK_CASES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class EvalPlan:
-    """What one task asks of a model."""
-
-    task: str
-    size: int
-    """The number of cases."""
-    max_tokens: int
-    """Longest answer: the measure of how long a case takes, compared with those of other tasks."""
-    ask: Callable[[Chat, int, OnCase], Awaitable[TaskScores]]
-
-    @property
-    def tokens(self) -> int:
-        return self.size * self.max_tokens
 
 
 def conversation(quick: bool) -> EvalPlan:

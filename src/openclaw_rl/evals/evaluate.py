@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +13,18 @@ from rich.console import Console
 from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.components.render import write
+from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.errors import UserError
+from openclaw_rl.evals.arguments import BASE, TASKS, Machine
 from openclaw_rl.evals.chat import HttpChat
-from openclaw_rl.evals.eval_tasks import PLANS, EvalPlan
-from openclaw_rl.evals.flags import BASE, TASKS
-from openclaw_rl.evals.machine import Machine
-from openclaw_rl.evals.measured_runs import add_to_runs
-from openclaw_rl.evals.scoreboard import by_task, plain, share, table
-from openclaw_rl.evals.scores import CaseScore, TaskScores
-from openclaw_rl.evals.screen import EvalProgress
-from openclaw_rl.evals.server_process import run_server, stoppable
-from openclaw_rl.evals.time_left import TimeLeft
-from openclaw_rl.models import adapter_rank
+from openclaw_rl.evals.eval_tasks import PLANS
+from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, plain, share, table
+from openclaw_rl.evals.screen import EvalProgress, TimeLeft
+from openclaw_rl.lab.commands import check_writable, stoppable
+from openclaw_rl.lab.server import run_server
+from openclaw_rl.learn.checkpoints import FOLDER, RECORD
+from openclaw_rl.models import adapter_rank, read_json_object
+from openclaw_rl.types import BASE_VERSION
 
 
 def evaluate(machine: Machine, options: argparse.Namespace) -> int:
@@ -78,17 +79,6 @@ def chosen_tasks(given: str) -> list[str]:
     return names
 
 
-def check_writable(path: Path) -> None:
-    """Check that a file can be written before anything is measured, without changing it. Raises UserError."""
-    is_new = not path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from None
-    if is_new:
-        path.resolve().unlink()
-
-
 def server_flags(machine: Machine, model: str) -> tuple[str, ...]:
     """The options of a server for a checkpoint, a model folder or the base model. Raises UserError."""
     flags = ["--no-capture", "--max-steps", "0", *machine.flags, "--seed", str(machine.seed)]
@@ -132,3 +122,40 @@ async def measure(
                     if done or scores:
                         results.append(scores or TaskScores(plan.task, tuple(done)))
                 progress.log(f"{plan.task}: done, {share(results[-1])} of {plan.size}")
+
+
+def add_to_runs(
+    measured: Mapping[str, Sequence[TaskScores]], plans: Sequence[EvalPlan], *, is_quick: bool
+) -> list[Path]:
+    """Add the tasks that were done to the run of each checkpoint, with those of the base model.
+
+    Returns the run directories. One that cannot be written to is left out, and so is a task that was stopped.
+    """
+    sizes = {plan.task: plan.size for plan in plans}
+    done = {model: [one for one in tasks if len(one.cases) == sizes[one.task]] for model, tasks in measured.items()}
+    versions = {model: version_of(model) for model in measured}
+    added = []
+    for run_dir in sorted({place[0] for place in versions.values() if place}):
+        lines = []
+        for model, tasks in done.items():
+            place = (run_dir, BASE_VERSION) if model == BASE else versions[model]
+            if place and place[0] == run_dir:
+                lines += [evaluation(place[1], scores, is_quick=is_quick) for scores in tasks]
+        with contextlib.suppress(OSError):
+            record_evaluations(run_dir, lines)
+            added.append(run_dir)
+    return added
+
+
+def version_of(model: str) -> tuple[Path, int] | None:
+    """The run directory that a checkpoint lies in, and its policy version; None if it lies elsewhere."""
+    folder = Path(model).expanduser().resolve()
+    if model == BASE or folder.parent.name != FOLDER or not (folder / RECORD).is_file():
+        return None
+    version = read_json_object(folder / RECORD).get("version")
+    return (folder.parent.parent, version) if isinstance(version, int) else None
+
+
+def evaluation(version: int, scores: TaskScores, *, is_quick: bool) -> Evaluation:
+    what = f"{scores.task} (quick)" if is_quick else scores.task
+    return Evaluation(version, what, sum(case.passed for case in scores.cases), len(scores.cases))

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.conversation import EvalQuestion
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.quality import check
-from openclaw_rl.evals.questions import EvalQuestion
 from openclaw_rl.evals.scores import run_concurrently
 
 #: Questions asked at the same time: enough to fill a batch on a laptop.

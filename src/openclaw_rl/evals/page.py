@@ -14,9 +14,9 @@ from openclaw_rl.dashboard.components.render import render, write
 from openclaw_rl.evals.conversation import Transcript
 from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.pictures import curve_svg
-from openclaw_rl.evals.statistics import RUN
 from openclaw_rl.evals.summary import Summary, exams, grouped, summarise
 from openclaw_rl.evals.trial import TrialOutcome
+from openclaw_rl.lab.statistics import RUN
 
 TEMPLATE = "evals/demo.html.j2"
 #: How many answers are shown for each method with each persona: better, worse and unchanged ones.

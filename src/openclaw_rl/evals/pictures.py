@@ -14,9 +14,9 @@ import numpy as np
 from markupsafe import Markup
 
 from openclaw_rl.dashboard.components import charts
-from openclaw_rl.evals.statistics import proportion_of_trials
 from openclaw_rl.evals.summary import exams, grouped, in_order, is_adherent, marks, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome
+from openclaw_rl.lab.statistics import proportion_of_trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,6 +3,7 @@
 A trial shows its progress, its adherence, and an answer before and now. An evaluation shows its progress.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -17,14 +18,48 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.evals.time_left import TimeLeft
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan
 
+#: With fewer cases done, there is no estimate.
+MIN_CASES = 5
 #: How much of an answer is shown.
 MAX_ANSWER_CHARACTERS = 320
 BAR_WIDTH = 30
 #: Without a terminal, a line is printed after this many sessions or cases.
 LINE_INTERVAL = 10
+
+
+class TimeLeft:
+    """The time left of several tasks whose cases take longer the longer their answers may be.
+
+    Only the time in which cases are asked is counted, not the start of servers.
+    """
+
+    def __init__(self, tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`tokens` is the sum of the longest answers to all cases."""
+        self._left, self._done, self._cases, self._seconds = tokens, 0, 0, 0.0
+        self._clock = clock
+        self._since = clock()
+
+    def begin(self) -> None:
+        """Cases are asked from now on."""
+        self._since = self._clock()
+
+    def advance(self, tokens: int) -> None:
+        """A case is done whose answer could have so many tokens."""
+        now = self._clock()
+        self._seconds += now - self._since
+        self._since = now
+        self._left -= tokens
+        self._done += tokens
+        self._cases += 1
+
+    def __str__(self) -> str:
+        """Empty if it cannot be estimated yet, or if nothing is left."""
+        if self._cases < MIN_CASES or self._left <= 0:
+            return ""
+        seconds = self._seconds * self._left / self._done
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {max(1, seconds):.0f} s left"
 
 
 class Screen:

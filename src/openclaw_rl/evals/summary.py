@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from openclaw_rl.evals.arguments import METHODS
 from openclaw_rl.evals.examination import ExamAnswer
-from openclaw_rl.evals.flags import METHODS
-from openclaw_rl.evals.statistics import (
+from openclaw_rl.evals.trial import Exam, TrialOutcome
+from openclaw_rl.lab.statistics import (
     Interval,
     Marks,
     SessionsUntil,
@@ -14,7 +15,6 @@ from openclaw_rl.evals.statistics import (
     proportion_of_trials,
     sessions_until_adherence,
 )
-from openclaw_rl.evals.trial import Exam, TrialOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from importlib import resources
 from typing import Any
 
 from openclaw_rl.client import ServerError
-from openclaw_rl.evals import schema
 from openclaw_rl.evals.chat import Chat, Reply, Tool, ToolCall
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
+from openclaw_rl.lab.schema import mismatch
 
 TASK = "tool-use"
 #: Longest reply in tokens: two calls and a few words before them. A model that reasons first needs more.
@@ -131,8 +131,8 @@ def _format_fault(case: ToolCase, reply: Reply) -> str:
         arguments = read_arguments(call)
         if arguments is None:
             return f"The arguments of {call.name} are not a JSON object."
-        if fault := next(schema.problems(arguments, schemas.get(call.name, {})), ""):
-            return f"{call.name}: {fault}"
+        if fault := mismatch(arguments, schemas.get(call.name, {})):
+            return f"{call.name}: {fault}."
     return ""
 
 

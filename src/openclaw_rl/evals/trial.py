@@ -11,12 +11,10 @@ from typing import Any, Protocol
 
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.evals.chat import Chat, HttpChat
-from openclaw_rl.evals.conversation import Transcript, hold
+from openclaw_rl.evals.conversation import EvalQuestion, ModelUser, ScriptedUser, Transcript, User, hold, questions
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import Persona
-from openclaw_rl.evals.questions import EvalQuestion, questions
-from openclaw_rl.evals.server_process import RunningServer, run_server
-from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
+from openclaw_rl.lab.server import RunningServer, run_server
 from openclaw_rl.methods.registry import find_method
 
 #: Simulated people who talk at the same time, after the first sessions: these come one after another, as one person's

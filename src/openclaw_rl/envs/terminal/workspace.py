@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from openclaw_rl.envs.schema import same_json
+from openclaw_rl.lab.schema import same_json
 
 FILE = "file"
 FOLDER = "folder"

@@ -26,7 +26,7 @@ from typing import Any
 
 from openclaw_rl.envs.base import Message, Outcome, Step
 from openclaw_rl.envs.calls import ExpectedCall, MadeCall, Toolbox, ToolFailed, answer_text, read_calls
-from openclaw_rl.envs.schema import same_json, show
+from openclaw_rl.lab.schema import same_json, show
 
 #: Turns and calls that an attempt may make beyond those that its task needs.
 SPARE_TURNS = 2

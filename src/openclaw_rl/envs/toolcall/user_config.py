@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from openclaw_rl.config.options import ConfigError, read_text
-from openclaw_rl.envs.schema import check_schema
+from openclaw_rl.lab.schema import check_schema
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import missing_fences
 from openclaw_rl.sandbox.fences.run_command import PATH

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.envs.schema import check_schema, mismatch
+from openclaw_rl.lab.schema import check_schema, mismatch
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ from openclaw_rl.envs.schema import check_schema, mismatch
         ({"enum": [0.5]}, 0.5, 10**400, "x must be one of 0.5, not 1000"),
         ({"const": {"a": [1]}}, {"a": [1.0]}, {"a": [2]}, 'x must be {"a": [1]}, not {"a": [2]}'),
         ({"anyOf": [{"type": "string"}, {"minimum": 3}]}, 3, 2, "x must be of type string, not 2"),
+        ({"oneOf": [{"type": "string"}, {"const": 2}]}, 2, 3, "x does not fit: 3 is not valid under any of the given"),
         ({"required": ["a"]}, {"a": 1}, {}, "'a' is missing in x"),
         ({"properties": {"a": {"type": "string"}}}, {"a": "1"}, {"a": 1}, "'a' must be of type string, not 1"),
         ({"additionalProperties": False}, {}, {"b": 1}, "there is no 'b' in x"),
@@ -53,14 +54,15 @@ def test_values_are_held_to_their_schema(schema: dict[str, Any], right: Any, wro
     ("schema", "sentence"),
     [
         ({"properties": {"a": {"$ref": "#/b"}}}, r"x\.a uses '\$ref', which is not supported"),
-        ({"type": "text"}, "x has the type 'text', which JSON does not have"),
-        ({"type": 3}, "x has the type 3"),
-        ({"properties": []}, "x needs an object for 'properties'"),
-        ({"required": "a"}, "x needs a list for 'enum' and 'required'"),
-        ({"multipleOf": 0}, "x needs a number above 0 for 'multipleOf'"),
-        ({"pattern": "("}, "x has a pattern that cannot be read"),
+        ({"type": "text"}, r"x is not a JSON schema: .*text.* \(at \$\.type\)"),
+        ({"type": 3}, r"x is not a JSON schema: .* \(at \$\.type\)"),
+        ({"properties": []}, r"x is not a JSON schema: .*object.* \(at \$\.properties\)"),
+        ({"required": "a"}, r"x is not a JSON schema: .*array.* \(at \$\.required\)"),
+        ({"enum": "a"}, r"x is not a JSON schema: .*array.* \(at \$\.enum\)"),
+        ({"multipleOf": 0}, r"x is not a JSON schema: .* \(at \$\.multipleOf\)"),
+        ({"pattern": "("}, r"x is not a JSON schema: .*regex.* \(at \$\.pattern\)"),
         ({"items": 3}, r"x\.items is not a JSON schema object"),
-        ({"anyOf": [{"oneOf": []}]}, r"x\.anyOf\[0\] uses 'oneOf'"),
+        ({"anyOf": [{"oneof": []}]}, r"x\.anyOf\[0\] uses 'oneof'"),
         ("string", "x is not a JSON schema object"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.evals.statistics import (
+from openclaw_rl.lab.statistics import (
     RUN,
     Marks,
     compare_passes,

@@ -2,15 +2,12 @@
 
 import asyncio
 import contextlib
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from openclaw_rl.aio import start_process
 from openclaw_rl.client import probe
@@ -69,19 +66,6 @@ async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]
         yield RunningServer(await ready(process, run_dir), run_dir)
     finally:
         await stop(process)
-
-
-@contextlib.contextmanager
-def stoppable(console: Console) -> Iterator[None]:
-    """Work that a user may end early: Ctrl-C stops it and its servers in order, without an error.
-
-    SIGTERM acts like Ctrl-C from here on, also afterwards.
-    """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.print("Stopped.")
 
 
 async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
