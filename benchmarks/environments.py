@@ -23,10 +23,9 @@ from episodes import show_episodes
 from learning import show_siblings
 from serving import ANSWER, Connection, InstantSampler, Server
 
-from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import Message, Outcome, Step, Task
 from openclaw_rl.envs.connection import PolicyServer, Sampling
-from openclaw_rl.envs.driver import Driver, RolloutPlan
+from openclaw_rl.envs.driver import Driver, EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.tally import Tally
 

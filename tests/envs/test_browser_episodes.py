@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task
 from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.chromium import Chromium
@@ -20,7 +19,7 @@ from openclaw_rl.envs.browser.environment import BrowserEnvironment, make_browse
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS
 from openclaw_rl.envs.browser.sites.site import ModelPage
 from openclaw_rl.envs.connection import EpisodeAnswer, Sampling
-from openclaw_rl.envs.driver import Driver, RolloutPlan
+from openclaw_rl.envs.driver import Driver, EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
 from support.browsing import browsers, drivers, kill, needs_browser
 from support.environments import InstantPolicy, Unwatched

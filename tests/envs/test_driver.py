@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from openclaw_rl.envs import connection as connection_module
+from openclaw_rl.envs import driver as driver_module
 from openclaw_rl.envs import host as host_module
-from openclaw_rl.envs import pacing
-from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import Outcome, Step
 from openclaw_rl.envs.checks import MAX_TEXT_CHARACTERS
 from openclaw_rl.envs.connection import PolicyServer, QueueState, Sampling
-from openclaw_rl.envs.driver import STOPPED, Driver, RolloutPlan
+from openclaw_rl.envs.driver import STOPPED, Driver, EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.screen import troubles
 from openclaw_rl.envs.tally import Tally
@@ -313,7 +312,7 @@ async def test_at_most_so_many_episodes_run_at_once(env: Guess, policy: PolicySe
 async def test_no_group_starts_while_two_batches_wait(
     env: Guess, policy: PolicyServer, server: EpisodeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pacing, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(driver_module, "POLL_SECONDS", 0.001)
     queue = {"held": 500, "to_judge": 3, "to_train": 6}
     server.state = {"policy_version": 5, "queue": queue, "next_step": {"needed": 4}}
 
@@ -430,7 +429,7 @@ async def test_a_queue_that_is_not_told_is_unknown(policy: PolicyServer, server:
 async def test_nothing_starts_while_the_queue_is_unknown(
     env: Guess, instant: InstantPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pacing, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(driver_module, "POLL_SECONDS", 0.001)
     states = iter([None, None, QueueState(version=4)])
 
     async def queue() -> QueueState | None:

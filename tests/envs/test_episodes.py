@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.connection import PolicyServer, Sampling
-from openclaw_rl.envs.driver import Driver, RolloutPlan
+from openclaw_rl.envs.driver import Driver, EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.tally import Tally
 from openclaw_rl.ledger import training, verdicts

@@ -357,7 +357,7 @@ async def test_addresses_get_arguments_as_a_body_or_a_query(write: Any, address:
         ([{**tool(), "run": {}}], "give exactly one of"),
         ([{**tool(), "run": {"shell": "ls"}}], r"the tool count_words: run\.shell: Extra inputs"),
         ([{**tool(), "timeout": 0}], "the tool count_words: timeout: Input should be greater than 0"),
-        ([tool(parameters={"type": "object", "oneOf": []})], "the schema uses 'oneOf', which is not supported"),
+        ([tool(parameters={"type": "object", "oneof": []})], "the schema uses 'oneof', which is not supported"),
         ([tool(parameters={"type": "string"})], "the type of its parameters must be object"),
         ([tool(parameters={"type": "object", "properties": {}})], "needs 'text', which the schema does not require"),
         (

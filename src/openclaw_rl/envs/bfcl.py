@@ -17,7 +17,6 @@ and if every result of the reference calls is among the results so far.
 import ast
 import copy
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -31,6 +30,7 @@ from typing import Any
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
 from openclaw_rl.envs.calls import MadeCall, read_calls
+from openclaw_rl.lab.tasks import split_of, text_digest
 
 PACKAGE = "bfcl_eval"
 MISSING = "The environment bfcl needs the package bfcl-eval: pip install --no-deps bfcl-eval"
@@ -56,8 +56,6 @@ LARGEST = {"precision": 100, "exponent": 1000, "decimal_places": 100}
 #: Answers with calls that one request may take, and calls that one answer may have.
 MAX_ANSWERS = 10
 MAX_CALLS = 16
-#: One task of so many is held out.
-HELD_OUT_ONE_IN = 5
 
 
 class Bfcl:
@@ -66,8 +64,7 @@ class Bfcl:
     def __init__(self) -> None:
         self._tasks: dict[str, list[Task]] = {"train": [], "held-out": []}
         for entry in read_entries():
-            digest = hashlib.blake2b(entry["id"].encode(), digest_size=8).digest()
-            split = "train" if int.from_bytes(digest, "big") % HELD_OUT_ONE_IN else "held-out"
+            split = split_of(text_digest(entry["id"]))
             self._tasks[split].append(Task(f"bfcl/{split}/{entry['id']}", entry))
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:

@@ -2,20 +2,33 @@
 
 import asyncio
 import contextlib
+import math
+import random
 import re
+import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
 
-from openclaw_rl.envs.attempt import Attempt, AttemptFailed, AttemptRecord, EpisodeLimits
-from openclaw_rl.envs.base import EnvFailed, Task
-from openclaw_rl.envs.connection import MAX_ERROR_CHARACTERS, MAX_TASK_CHARACTERS, PolicyServer, report
-from openclaw_rl.envs.host import EnvironmentHost
-from openclaw_rl.envs.pacing import Pacer, RolloutWatcher
+from openclaw_rl.client import ServerError
+from openclaw_rl.envs.base import EnvFailed, Outcome, Step, Task
+from openclaw_rl.envs.connection import (
+    MAX_ERROR_CHARACTERS,
+    MAX_TASK_CHARACTERS,
+    EpisodeAnswer,
+    PolicyServer,
+    Sampling,
+    report,
+)
+from openclaw_rl.envs.host import EnvironmentHost, HostedEpisode
 from openclaw_rl.envs.tally import AttemptResult, Tally
 from openclaw_rl.errors import UserError
 
+#: How many training steps the turns that wait at the server may make before no new group starts.
+MAX_BATCHES_AHEAD = 2.0
+#: How often to ask the server how far it is.
+POLL_SECONDS = 0.25
 #: An attempt that fails is made again this many times.
 RETRIES = 1
 #: How long the driver tells the server which attempts were given up when it is stopped.
@@ -25,6 +38,148 @@ MIN_REPEATS = 16
 #: How much of an environment's name stands in the names of its sessions.
 MAX_NAME_CHARACTERS = 64
 STOPPED = "the rollout was stopped"
+
+
+class RolloutWatcher(Protocol):
+    """Is told how a rollout goes."""
+
+    def ended(self, tally: Tally) -> None: ...
+    def waiting(self, tally: Tally) -> None: ...
+
+
+class Pacer:
+    """Says when a group may start: while the server has at most two training steps of turns waiting."""
+
+    def __init__(self, server: PolicyServer, tally: Tally, watch: RolloutWatcher, minutes: float | None) -> None:
+        self._server, self._tally, self._watch = server, tally, watch
+        self._seconds = math.inf if minutes is None else 60 * minutes
+        self._asked = -math.inf
+
+    async def may_start(self, *, evaluates: bool) -> bool:
+        """Wait until the server keeps up; False if the time is up. An evaluation never waits."""
+        while self._tally.seconds <= self._seconds:
+            if evaluates or time.monotonic() < self._asked + POLL_SECONDS:
+                return True
+            state = await self._server.queue()
+            if state is not None:
+                self._asked = time.monotonic()
+                self._tally.version = max(self._tally.version, state.version)
+                self._tally.batches_ahead = state.batches
+                if state.batches <= MAX_BATCHES_AHEAD:
+                    return True
+                self._watch.waiting(self._tally)
+            await asyncio.sleep(POLL_SECONDS)
+        return False
+
+
+class AttemptFailed(Exception):
+    """The attempt does not count, neither as success nor as failure of the policy. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """What an attempt may take, and how answers are drawn."""
+
+    max_turns: int
+    turn_seconds: float
+    episode_seconds: float
+    sampling: Sampling
+    evaluates: bool = False
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """What happened in an attempt."""
+
+    answers: list[EpisodeAnswer] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    outcome: Outcome | None = None
+    seconds: float = 0.0
+
+    def reward_body(self) -> dict[str, Any]:
+        """The reward as the server takes it: the outcome, and the steps that have a reward or a hint of their own."""
+        assert self.outcome is not None
+        body: dict[str, Any] = {"reward": self.outcome.reward, "solved": self.outcome.solved}
+        if self.outcome.hint:
+            body["text"] = self.outcome.hint
+        if steps := [
+            step_body(answer.id, step)
+            for answer, step in zip(self.answers, self.steps, strict=True)
+            if step.reward is not None or step.hint
+        ]:
+            body["steps"] = steps
+        return body
+
+
+def step_body(answer: str, step: Step) -> dict[str, Any]:
+    body: dict[str, Any] = {"id": answer}
+    if step.reward is not None:
+        body["reward"] = float(step.reward)
+    if step.hint:
+        body["text"] = step.hint
+    return body
+
+
+class Attempt:
+    """Runs one attempt in a session of its own.
+
+    - The assistant's messages are sent back as they were received, so the server recognises its own tokens.
+    - Everything that the environment or the server does wrong raises AttemptFailed.
+    - The episode is closed, whatever happened.
+    """
+
+    def __init__(self, host: EnvironmentHost, server: PolicyServer, limits: EpisodeLimits) -> None:
+        self.host, self.server, self.limits = host, server, limits
+
+    async def run(self, task: Task, session: str, seed: str) -> AttemptRecord:
+        """`seed` decides how answers are drawn, together with the policy. Raises AttemptFailed and UserError."""
+        began = time.monotonic()
+        record = AttemptRecord()
+        episode = HostedEpisode(self.host, self.limits.turn_seconds)
+        limit = asyncio.timeout(self.limits.episode_seconds)
+        try:
+            async with limit:
+                try:
+                    await self._play(episode, record, task, session, random.Random(seed))
+                    record.outcome = await episode.finish()
+                finally:
+                    await episode.close()
+        except (EnvFailed, ServerError) as error:
+            raise AttemptFailed(str(error)) from error
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise AttemptFailed(f"the episode took longer than {self.limits.episode_seconds:g} seconds") from None
+        record.seconds = time.monotonic() - began
+        return record
+
+    async def _play(
+        self, episode: HostedEpisode, record: AttemptRecord, task: Task, session: str, draws: random.Random
+    ) -> None:
+        limits = self.limits
+        tools, messages = await episode.start(task, session)
+        while len(record.answers) < limits.max_turns:
+            try:
+                answer = await self.server.answer(
+                    session,
+                    messages,
+                    tools,
+                    limits.sampling,
+                    seed=draws.getrandbits(31),
+                    evaluates=limits.evaluates,
+                    seconds=limits.turn_seconds,
+                )
+            except ServerError as error:
+                # Before the first answer, nothing that the policy wrote can be the reason.
+                if not error.is_too_long or not record.answers:
+                    raise
+                return
+            step = await episode.step(answer.message)
+            record.answers.append(answer)
+            record.steps.append(step)
+            if step.done:
+                return
+            messages += [answer.message, *step.messages]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.connection import PolicyServer, Sampling
-from openclaw_rl.envs.driver import RolloutPlan
+from openclaw_rl.envs.driver import EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.options import DriverOptions
 from openclaw_rl.envs.picture import save_picture
 from openclaw_rl.envs.screen import RolloutScreen, summary, troubles

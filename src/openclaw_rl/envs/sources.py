@@ -5,10 +5,9 @@ from typing import Any, Protocol
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.connection import PolicyServer
-from openclaw_rl.envs.driver import Driver, EpisodeDriver, RolloutPlan
+from openclaw_rl.envs.driver import Driver, EpisodeDriver, RolloutPlan, RolloutWatcher
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.options import DriverOptions
-from openclaw_rl.envs.pacing import RolloutWatcher
 from openclaw_rl.envs.registry import make_environment
 from openclaw_rl.envs.verifiers.driver import VerifiersDriver
 from openclaw_rl.envs.verifiers.process import find_python

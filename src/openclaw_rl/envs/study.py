@@ -11,13 +11,11 @@ from typing import Any
 from rich.table import Table
 
 from openclaw_rl.envs.connection import PolicyServer
-from openclaw_rl.envs.driver import MakeDriver, RolloutPlan
-from openclaw_rl.envs.pacing import RolloutWatcher
+from openclaw_rl.envs.driver import MakeDriver, RolloutPlan, RolloutWatcher
 from openclaw_rl.envs.tally import Tally, mean
 from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion
+from openclaw_rl.lab.tasks import HELD_OUT
 
-#: The tasks that nothing is trained on.
-HELD_OUT = "held-out"
 #: How long to wait for the last training step.
 MAX_SETTLE_SECONDS = 180.0
 POLL_SECONDS = 0.5

@@ -14,7 +14,7 @@ from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import ScriptedScene
 from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
-from openclaw_rl.envs.choices import SPLITS, checked_examples, digest
+from openclaw_rl.lab.tasks import SPLITS, checked_examples, digest
 
 MAX_STEPS = 15
 FIELDS = ("url", "goal", "check")

@@ -17,7 +17,7 @@ from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
 from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, ScriptedScene
 from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
-from openclaw_rl.envs.choices import checked_examples, checked_split, digest
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest
 
 PACKAGE = "miniwob"
 MISSING = "The pages of MiniWoB++ need the package miniwob: pip install --no-deps miniwob"

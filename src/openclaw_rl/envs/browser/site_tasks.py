@@ -13,7 +13,7 @@ from openclaw_rl.envs.browser.scenes import SiteScene
 from openclaw_rl.envs.browser.sites.search import Searches
 from openclaw_rl.envs.browser.sites.shop import Shops
 from openclaw_rl.envs.browser.sites.site import ModelPage, SiteDraft, SiteFamily, solve
-from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
 
 FAMILIES: Mapping[str, SiteFamily] = {"search": Searches(), "shop": Shops()}
 #: Level → what it asks for.

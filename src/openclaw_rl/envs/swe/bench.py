@@ -25,12 +25,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
-from openclaw_rl.envs.choices import SPLITS, checked_split, digest
 from openclaw_rl.envs.swe.episode import RepositoryEpisode, TestGoal
 from openclaw_rl.envs.swe.packages import Files
 from openclaw_rl.envs.swe.repository import FolderTree, Repository
 from openclaw_rl.envs.swe.suites import Interpreter, PytestSuite
 from openclaw_rl.envs.swe.tools import TOOLS
+from openclaw_rl.lab.tasks import SPLITS, checked_split, digest, split_of
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.kinds import ContainerSandbox
 
@@ -41,8 +41,6 @@ IMAGE_FOLDER = "/testbed"
 IMAGE_PYTHON = "/opt/miniconda3/envs/testbed/bin/python"
 #: The name of an official image; __ in an instance's id is written as _1776_.
 IMAGE = "swebench/sweb.eval.x86_64.{}:latest"
-#: Without `split`, one instance of so many is held out.
-HELD_OUT_ONE_IN = 5
 #: How long git and container runtimes may take.
 EXPORT_SECONDS = 600
 #: Most repositories that are exported at the same time.
@@ -81,7 +79,7 @@ class Instance(BaseModel):
 
     @property
     def in_split(self) -> str:
-        return self.split or ("held-out" if digest(self.instance_id) % HELD_OUT_ONE_IN == 0 else "train")
+        return self.split or split_of(digest(self.instance_id))
 
     @property
     def image(self) -> str:

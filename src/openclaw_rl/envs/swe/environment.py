@@ -11,7 +11,6 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Message, Task
-from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
 from openclaw_rl.envs.swe.assert_tests import BARE_PYTHON, AssertSuite
 from openclaw_rl.envs.swe.bench import SweBench, read_instances
 from openclaw_rl.envs.swe.bugs import KINDS
@@ -20,6 +19,7 @@ from openclaw_rl.envs.swe.episode import RepositoryEpisode, TestGoal
 from openclaw_rl.envs.swe.planting import BugDraft, draw, draw_examples
 from openclaw_rl.envs.swe.repository import Repository, TextTree
 from openclaw_rl.envs.swe.suites import Interpreter, check_python
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.kinds import CONTAINERS, choose_sandbox
 

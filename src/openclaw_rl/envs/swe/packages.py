@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.envs.choices import digest
+from openclaw_rl.lab.tasks import digest
 
 FOLDER = Path(__file__).with_name("packages")
 FILE_MARK = "==> "

@@ -11,12 +11,12 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Message, Task
-from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
 from openclaw_rl.envs.terminal.commands import BASH_TOOL, block_of, call_of
 from openclaw_rl.envs.terminal.episode import SEVERAL_COMMANDS, TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.families import FAMILIES
 from openclaw_rl.envs.terminal.families.draft import TerminalDraft
 from openclaw_rl.envs.terminal.user_tasks import UserTasks
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.fences.run_command import PATH
 from openclaw_rl.sandbox.kinds import DEFAULT_IMAGE, ContainerSandbox, choose_sandbox, trial

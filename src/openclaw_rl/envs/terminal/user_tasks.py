@@ -14,9 +14,9 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Outcome, Task
-from openclaw_rl.envs.choices import checked_split, digest
 from openclaw_rl.envs.terminal.episode import SEVERAL_COMMANDS, TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.workspace import RAN_WEIGHT
+from openclaw_rl.lab.tasks import checked_split, digest, split_of
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
 from openclaw_rl.sandbox.kinds import ContainerSandbox
 from openclaw_rl.sandbox.programs import EndReason
@@ -29,8 +29,6 @@ CHECKS = ("check.sh", "tests/test.sh")
 KEYS = {"instruction": str, "split": str, "turns": int, "network": bool, "image": str, "setup": str}
 DEFAULT_TURNS = 8
 DEFAULT_CHECK_SECONDS = 60.0
-#: Of so many tasks without a split one is held out.
-HELD_OUT_ONE_IN = 5
 #: Runs the check, whose path is its argument: neither a shell nor Python takes settings or modules from the workspace.
 RUN_CHECK = 'export HOME="$TMPDIR" PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1; exec bash "$0"'
 #: The last line of a check that gives partial credit.
@@ -128,7 +126,7 @@ def read_task(folder: Path, sandbox: Sandbox) -> Task:
     image = given.get("image") or environment.get("docker_image", "")
     if (image or (folder / "environment").is_dir()) and not isinstance(sandbox, ContainerSandbox):
         raise ConfigError(f"The task {folder} needs a container: use --sandbox docker or podman.")
-    default_split = "train" if digest(folder.name) % HELD_OUT_ONE_IN else "held-out"
+    default_split = split_of(digest(folder.name))
     data = {
         "folder": str(folder),
         "check": check,

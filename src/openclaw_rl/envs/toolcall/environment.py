@@ -10,10 +10,10 @@ from typing import Any
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Message, Task
 from openclaw_rl.envs.calls import ExpectedCall
-from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
 from openclaw_rl.envs.toolcall.builtin import KINDS, TOOLS, BuiltinToolbox, Draft, normalise, run
 from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode
 from openclaw_rl.envs.toolcall.user_tools import UserTools
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
 
 #: Level → what it asks for.
 LEVELS = {

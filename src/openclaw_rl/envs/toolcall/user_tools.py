@@ -9,7 +9,6 @@ task, the calls that were made ({"name", "arguments", "error"}) and the final an
 means solved. `split` is train or held-out; without it, one task in five is held out, by a digest of its messages.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +26,8 @@ from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode
 from openclaw_rl.envs.toolcall.user_config import OPTION, StrictPart, read_tools_config
 from openclaw_rl.envs.toolcall.user_toolbox import UserToolbox
+from openclaw_rl.lab.tasks import split_of, text_digest
 from openclaw_rl.plugins import describe, load_plugin
-
-#: One task of so many is held out, where the file does not say which.
-HELD_OUT_ONE_IN = 5
 
 
 class UserTools:
@@ -168,7 +165,7 @@ def _task(line: TaskLine, checker: str, system: str) -> Task:
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     written = json.dumps(line.messages or line.question, sort_keys=True)
-    digest = int.from_bytes(hashlib.blake2b(written.encode(), digest_size=8).digest(), "big")
-    split = line.split or ("train" if digest % HELD_OUT_ONE_IN else "held-out")
+    digest = text_digest(written)
+    split = line.split or split_of(digest)
     data = line.model_dump() | {"messages": messages, "split": split, "checker": checker}
     return Task(f"tools/{split}/{line.id or f'{digest:016x}'}", data)

@@ -1,4 +1,4 @@
-"""What environments with generated tasks share: checked choices of kinds and levels, and digests that split tasks."""
+"""What generated tasks and data sets share: checked choices, and which tasks are held out."""
 
 import hashlib
 import json
@@ -7,8 +7,16 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 
+TRAIN, HELD_OUT = "train", "held-out"
 #: The splits of every built-in environment.
-SPLITS = ("train", "held-out")
+SPLITS = (TRAIN, HELD_OUT)
+#: Of tasks that name no split, one in so many is held out.
+HELD_OUT_ONE_IN = 5
+
+
+def split_of(digest: int) -> str:
+    """The split of a task that names none, by a digest of what identifies it: the same on every machine."""
+    return HELD_OUT if digest % HELD_OUT_ONE_IN == 0 else TRAIN
 
 
 def several(environment: str, name: str, given: Any, known: Collection[Any]) -> tuple[Any, ...]:
@@ -39,5 +47,8 @@ def checked_examples(environment: str, examples: Any, most: int) -> int:
 
 def digest(content: Any) -> int:
     """A number for a JSON value: equal for equal values, on every machine."""
-    text = json.dumps(content, sort_keys=True)
+    return text_digest(json.dumps(content, sort_keys=True))
+
+
+def text_digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
