@@ -258,14 +258,14 @@ async def add_perplexity(outcomes: Sequence[TrialOutcome], machine: Machine, fol
                 value = await perplexity(sampler, renderer, answer)
             return judge(outcome.plan.persona, answer.question, answer.answer, value)
 
-        async def again(outcome: TrialOutcome, exam: Exam) -> Exam:
+        async def with_perplexity(outcome: TrialOutcome, exam: Exam) -> Exam:
             answers = await asyncio.gather(*(one(outcome, answer) for answer in exam.answers))
             return replace(exam, answers=tuple(answers))
 
         for outcome in outcomes:
-            outcome.exams[:] = [await again(outcome, exam) for exam in outcome.exams]
+            outcome.exams[:] = [await with_perplexity(outcome, exam) for exam in outcome.exams]
             if outcome.noted is not None:
-                outcome.noted = await again(outcome, outcome.noted)
+                outcome.noted = await with_perplexity(outcome, outcome.noted)
 
 
 async def perplexity(sampler: Sampler, renderer: ChatRenderer, answer: ExamAnswer) -> float | None:
