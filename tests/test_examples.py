@@ -11,13 +11,13 @@ import torch
 from openclaw_rl.app.background import Rollout
 from openclaw_rl.cli import main
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.engines.custom import CustomSampler
+from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.judge.judges.base import Case
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.learn.gate import read_items
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import load_turn, ready_turns
-from openclaw_rl.losses.custom import load_loss
+from openclaw_rl.losses.custom_loss import load_loss
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.methods.registry import make_method

@@ -57,7 +57,6 @@ KNOWN_SLIVERS: set[str] = {
 KNOWN_SHARED_FILE_NAMES: set[str] = {
     "build.py",
     "chat.py",
-    "custom.py",
     "notes.py",
     "pages.py",
 }

@@ -30,7 +30,7 @@ from openclaw_rl.engines.local.sampling.cuda_runner import (  # noqa: E402  # no
     next_logits,
     page_table,
 )
-from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE  # noqa: E402
+from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE  # noqa: E402
 from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work, pages_for  # noqa: E402
 from openclaw_rl.types import SamplingParams  # noqa: E402
 from support.decoders import FAMILIES, causal  # noqa: E402

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from openclaw_rl.engines.local.sampling.pages import EVICTION_SHARE, PAGE_SIZE, PagePool, chain
+from openclaw_rl.engines.local.sampling.page_pool import EVICTION_SHARE, PAGE_SIZE, PagePool, chain
 
 ROOTS = (b"version0", b"version1")
 

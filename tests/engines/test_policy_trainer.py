@@ -443,7 +443,7 @@ def test_a_checkpoint_that_is_not_fit_is_refused_and_what_there_is_stays(
 
 
 def custom(folder: Path, body: str) -> Any:
-    from openclaw_rl.losses.custom import load_loss
+    from openclaw_rl.losses.custom_loss import load_loss
     from openclaw_rl.losses.policy import PolicyLoss
 
     return load_loss(str(custom_file(folder, body)), PolicyLoss())

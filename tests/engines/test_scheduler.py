@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
+from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence, Work, pages_for
 from openclaw_rl.types import FinishReason, Priority, SamplingParams
 

@@ -16,7 +16,7 @@ from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, Meeting, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
-from openclaw_rl.losses.custom import LossFailed
+from openclaw_rl.losses.custom_loss import LossFailed
 from openclaw_rl.types import TrainingSequence
 from support.rank_processes import fast_context
 

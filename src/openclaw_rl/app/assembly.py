@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.app.background import BackgroundLoops, Rollout
 from openclaw_rl.app.config import Config
-from openclaw_rl.engines import custom
+from openclaw_rl.engines import custom_sampler
 from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.custom import CustomSampler
+from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
 from openclaw_rl.engines.outside.options import OutsideOptions
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
@@ -86,7 +86,7 @@ def check_user_code(config: Config) -> None:
     """Import the user's functions for answers and rollouts before a model is loaded. Raises ConfigError."""
     path = config.engine.custom_generate_function_path
     if path:
-        load_plugin(path, custom.OPTION, custom.NAMES)
+        load_plugin(path, custom_sampler.OPTION, custom_sampler.NAMES)
     build_rollout(config)
 
 

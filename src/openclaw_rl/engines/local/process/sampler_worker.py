@@ -39,7 +39,7 @@ from openclaw_rl.engines.local.process.worker_messages import (
     Tokens,
     WorkerOptions,
 )
-from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
+from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.sampling.runner import (
     CpuKVCache,
     CpuRunner,

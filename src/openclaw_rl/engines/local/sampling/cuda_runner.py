@@ -27,8 +27,8 @@ from openclaw_rl.engines.local.model.kernels import place_heads
 from openclaw_rl.engines.local.model.thin_products import RowAdapters
 from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE
 from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens
+from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.paged_attention import ROWS_BLOCK, PromptRun, paged_decode, paged_prompts, tiles
-from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.runner import (
     PolicyWeights,
     Runner,

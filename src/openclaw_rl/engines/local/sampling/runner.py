@@ -20,7 +20,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Adapt, Attend, Decoder, Projection, Shape
 from openclaw_rl.engines.local.sampling.draw import Draws, draw, needs_no_ranking
-from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
+from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
 from openclaw_rl.engines.local.sampling.scheduler import Work
 

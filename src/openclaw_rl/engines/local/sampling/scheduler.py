@@ -24,7 +24,7 @@ from torch import Tensor
 from openclaw_rl.engines.constraints import Automaton
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.sampling.draw import needs_no_ranking
-from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
+from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.types import FinishReason, Priority, SamplingParams, ScoreRequest, Scores, TopTokens
 
 #: Rows of logits held at a time: at a vocabulary of 150,000, about 150 MB in float32.

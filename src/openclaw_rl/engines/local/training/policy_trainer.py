@@ -22,7 +22,7 @@ from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.ranks import OneRank, Ranks, whole
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
-from openclaw_rl.losses.custom import LossFailed, load_loss
+from openclaw_rl.losses.custom_loss import LossFailed, load_loss
 from openclaw_rl.losses.policy import Loss, PolicyLoss
 from openclaw_rl.types import TrainingSequence
 

@@ -19,7 +19,7 @@ from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.host import address_of, host_id, interface_of
 from openclaw_rl.engines.local.process.worker_messages import Meeting, RankPlace
 from openclaw_rl.engines.local.training.ranks import RankLost, whole
-from openclaw_rl.losses.custom import LossFailed
+from openclaw_rl.losses.custom_loss import LossFailed
 
 #: How long a rank waits for the others, for instance if their micro-batches are larger, before it gives up.
 MAX_WAIT = timedelta(minutes=30)
