@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from common import machine, sized, table, verdict
 from measuring import Step, best, peak
-from openclaw_rl.engines.local.sampling.pages import PagePool
 from torch import Tensor
 
+from openclaw_rl.engines.local.sampling.page_pool import PagePool
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Scoring, Sequence
 from openclaw_rl.engines.local.training.packing import with_alternatives
 from openclaw_rl.losses.logprobs import chunked_logprobs
