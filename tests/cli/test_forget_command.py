@@ -143,7 +143,7 @@ class Killed(BaseException):
     """The program ends here, as if it were killed."""
 
 
-@pytest.mark.parametrize("instant", ["records.prune", "screenshot_folders.shutil.rmtree", "deletion.wipe"])
+@pytest.mark.parametrize("instant", ["rollback.prune_records", "screenshot_folders.shutil.rmtree", "deletion.wipe"])
 @pytest.mark.parametrize("again", [("--wipe",), ("--session", "two"), ("--user", "me")])
 def test_a_deletion_that_was_killed_is_finished_by_the_next(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, instant: str, again: tuple[str, ...]
@@ -156,7 +156,7 @@ def test_a_deletion_that_was_killed_is_finished_by_the_next(
     def kill(*_given: object, **_named: object) -> None:
         raise Killed
 
-    folder = "learn" if instant.startswith("records") else "ledger"
+    folder = "learn" if instant.startswith("rollback") else "ledger"
     with monkeypatch.context() as patch:
         patch.setattr(f"openclaw_rl.{folder}.{instant}", kill)
         with pytest.raises(Killed):

@@ -227,7 +227,7 @@ CREATE TABLE turns (
     end_key BLOB NOT NULL,
     next_state TEXT,                   -- the messages that came next
     ready_at REAL,
-    forced BLOB,                       -- a bit for each response token that a constraint forced; NULL: none
+    forced BLOB,                       -- one bit for each response token that a constraint forced; NULL: none
     notes_from INTEGER,                -- the turn whose turn_notes its conversation has; NULL: none
     details TEXT                       -- what the API said with the answer, beyond the message; NULL: nothing
 );
