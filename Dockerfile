@@ -19,7 +19,7 @@ COPY constraints.txt /constraints.txt
 # PyTorch first and alone: its layer is the largest and changes least.
 RUN pip install --no-cache-dir -c /constraints.txt --extra-index-url "${TORCH_INDEX}" torch
 COPY --from=build /dist /dist
-RUN pip install --no-cache-dir -c /constraints.txt "$(echo /dist/*.whl)[pictures]" && rm -r /dist
+RUN pip install --no-cache-dir -c /constraints.txt /dist/*.whl && rm -r /dist
 RUN useradd --create-home --uid 1000 owner && mkdir /data && chown owner /data
 USER owner
 WORKDIR /data

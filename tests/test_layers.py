@@ -51,9 +51,7 @@ FILE_NAMES = {
 KNOWN_UPWARD_IMPORTS: set[str] = set()
 KNOWN_LONG_MODULES: set[str] = set()
 #: Short modules with a single importer.
-KNOWN_SLIVERS: set[str] = {
-    "envs/picture.py",
-}
+KNOWN_SLIVERS: set[str] = set()
 KNOWN_SHARED_FILE_NAMES: set[str] = {
     "build.py",
     "chat.py",

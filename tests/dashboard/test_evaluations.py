@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.dashboard.evaluations import FILE, Evaluation, read_evaluations, record_evaluations
-from openclaw_rl.dashboard.views.learning import MAX_EVALUATED, evaluation_charts
+from openclaw_rl.dashboard.views.learning import evaluation_charts
 from openclaw_rl.evals.evaluate import add_to_runs
 from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores
+from openclaw_rl.lab.charts import COLOURS
 from support.commands import run_command
 from support.live_page import live_page
 
@@ -55,7 +56,7 @@ def test_the_last_evaluation_of_a_policy_counts() -> None:
     assert "policy 4: brief 50 %" in chart.svg
     assert "25 %</title>" not in chart.svg
     assert evaluation_charts([]) == []
-    assert len(labels([Evaluation(1, f"task {number}", 1, 2) for number in range(9)])) == MAX_EVALUATED
+    assert len(labels([Evaluation(1, f"task {number}", 1, 2) for number in range(9)])) == COLOURS
 
 
 def test_the_page_and_the_report_draw_it(tiny_model: Path, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_the_page_and_the_report_draw_it(tiny_model: Path, tmp_path: Path) -> No
         record_evaluations(folder, [Evaluation(0, "<b>brief", 0, 40), Evaluation(4, "<b>brief", 30, 40)])
         seen = visitor.see("learning")
         (chart,) = [c for c in seen.all("svg", class_="chart") if "Adherence" in c.attributes["aria-label"]]
-        assert chart.attributes["aria-label"].endswith("over 2 points: <b>brief, last 75 %.")
+        assert chart.attributes["aria-label"].endswith("over 2 points: <b>brief, from 0 % to 75 %.")
         assert "<b>brief" not in visitor.get("learning").text
     code, _, err = run_command(folder, "report", "--no-answers", "--model-name", str(tiny_model))
     assert (code, err) == (0, "")

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
+import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl import cli
+from openclaw_rl.dashboard.components.render import moment
 from openclaw_rl.dashboard.run import first_prompts
 from openclaw_rl.dashboard.views.learning import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
@@ -130,7 +131,10 @@ def test_every_kind_of_turn_is_shown_with_what_came_of_it(whole: Whole) -> None:
 
 def test_curves_and_verdicts_are_drawn_and_counted(whole: Whole) -> None:
     labels = [picture.attributes["aria-label"] for picture in whole.page.all("svg")]
-    assert "KL per token, over 5 points: to the previous policy, last 0.01; to the base model, last 0.1." in labels
+    assert (
+        "KL per token, over 5 points: to the previous policy, from 0.01 to 0.01; to the base model, from 0.02 to 0.1."
+        in labels
+    )
     assert "Verdicts: over time, 2 good, 0 neutral, 3 bad, 1 abstained." in labels
     assert "Verdicts by llm: over time, 1 good, 0 neutral, 1 bad, 0 abstained." in labels
     assert any(label.startswith("Share of verdicts with a hint, over 6 points") for label in labels)
@@ -304,12 +308,6 @@ def test_no_folder_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str
     assert "There is no folder" in capsys.readouterr().err
 
 
-def test_charts_need_no_matplotlib(book: Book, report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    write_metrics(folder, [a_report(step) for step in (1, 2)])
-    assert report().all("svg")
-
-
 def test_a_folder_of_other_things_is_refused_and_left_alone(
     folder: Path, book: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,3 +425,9 @@ def test_portions_are_all_verdicts_in_at_most_so_many_bars(count: int) -> None:
     assert [verdict for part in found for verdict in part] == verdicts
     assert len(found) <= BARS
     assert len({len(part) for part in found[:-1]}) <= 1
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300, -1e300])
+def test_a_time_that_is_none_is_said(seconds: float) -> None:
+    assert moment(seconds) == "at an unknown time"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", moment(1.8e9))

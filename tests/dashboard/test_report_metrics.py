@@ -62,7 +62,7 @@ def test_every_number_that_is_asked_for_has_a_picture() -> None:
     assert wanted <= shown
     drawn = step_charts([{**dict.fromkeys(shown, 0.5), "step": float(step)} for step in (1, 2)])
     assert len(drawn) == len(PANELS)
-    assert any("from feedback to served weights, last 0.5" in chart.svg for chart in drawn)
+    assert any("from feedback to served weights, from 0.5 to 0.5" in chart.svg for chart in drawn)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e30, float("nan"), float("inf")])

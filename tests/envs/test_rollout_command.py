@@ -91,7 +91,7 @@ def test_the_command_starts_a_server_which_learns_from_the_rewards(tiny_model: P
     (line,) = map(json.loads, out.read_text().splitlines())
     assert (line["method"], line["before"]["policy_version"], line["after"]["policy_version"]) == ("rl", 0, 2)
     assert line["training"]["failures"] == line["training"]["unrecorded"] == {}
-    assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (run_dir / "curve.svg").read_text().startswith("<svg")
 
 
 def test_variables_of_the_environment_are_options(

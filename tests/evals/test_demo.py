@@ -53,7 +53,7 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     # It is no terminal that this is written to.
     assert shown.count("sessions  server started") == shown.count("sessions  done") == 2
     assert "\x1b" not in shown
-    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "curve.svg").read_text().startswith("<svg")
     assert "<svg" in (out / "index.html").read_text()
     results = json.loads((out / "results.json").read_text())
     assert [trial["seed"] for trial in results["trials"]] == [3, 4]
@@ -263,7 +263,7 @@ def test_a_demo_that_is_stopped_leaves_a_picture_and_a_page_of_what_it_measured(
     assert [(one.version, one.what) for one in read_evaluations(out / "rl-brief-0")] == [(0, "brief"), (4, "brief")]
     assert not measured["complete"]
     assert measured["first_replies"]
-    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "curve.svg").read_text().startswith("<svg")
     assert "A trial was stopped before its end" in (out / "index.html").read_text()
 
 

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from markupsafe import Markup
 
 from openclaw_rl import __version__
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals import page as module
 from openclaw_rl.evals.conversation import Transcript
 from openclaw_rl.evals.page import choose_conversations, choose_pairs, page, write_page
 from openclaw_rl.evals.summary import summarise
@@ -31,24 +29,17 @@ def seen(*outcomes: TrialOutcome) -> Seen:
     return look(page(outcomes, "openclaw-rl demo --seed 1", "a-model"))
 
 
-@pytest.fixture
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look at something else: it takes most of the time."""
-    monkeypatch.setattr(module, "curve_svg", lambda _: Markup('<svg role="img" aria-label="a curve"></svg>'))
-
-
 def test_the_page_has_the_picture_the_command_and_what_made_it(tmp_path: Path) -> None:
     write_page(
         [learning(), learning("rl")], tmp_path / "deep" / "demo.html", "openclaw-rl demo --x '<y>'", "tiny <model>"
     )
     found = look((tmp_path / "deep" / "demo.html").read_text("utf-8"))
-    assert "combine with brief from 25% to 75%" in found.all("svg")[0].attributes["aria-label"]
+    assert "combine, from 25 % to 75 %" in found.all("svg")[0].attributes["aria-label"]
     assert found.all("pre")[0].text == "openclaw-rl demo --x '<y>'"
     assert f"Model: tiny <model>. openclaw-rl {__version__}, Python 3." in found.text
     assert "torch 2" in found.text
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_the_table_has_the_numbers_of_the_statistics() -> None:
     trials = [learning(m, p, s) for m in ("rl", "combine") for p in ("brief", "student") for s in (0, 1, 2)]
     rows = seen(*trials).rows()[1:]
@@ -60,13 +51,11 @@ def test_the_table_has_the_numbers_of_the_statistics() -> None:
         assert row == [line.persona, line.method, *shares, str(line.until), "18", f"{line.minutes:.1f}", "3"]
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_trials_that_never_got_there_are_marked() -> None:
     cut = a_trial(an_exam([False]), an_exam([False], 60.0), sessions=[False] * 4)
     assert "not within 4" in seen(cut).rows()[1]
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_it_is_not_said_to_have_learned_if_that_is_not_clear() -> None:
     half = [True, False] * 10
     clear = a_trial(an_exam([False] * 20), an_exam([True] * 20, 60.0))
@@ -76,7 +65,6 @@ def test_it_is_not_said_to_have_learned_if_that_is_not_clear() -> None:
         assert "it learned" not in seen(unclear).all("title")[0].text
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_the_top_tells_of_the_first_line_and_not_of_the_best() -> None:
     worse = a_trial(an_exam([True] * 10), an_exam([False] * 10, 60.0), method="combine")
     better = a_trial(an_exam([False] * 10), an_exam([True] * 10, 60.0), method="rl")
@@ -98,7 +86,6 @@ def test_answers_are_compared_by_their_question() -> None:
     assert [(pair.before, pair.after) for pair in choose_pairs(trial)] == [(two, an_answer(2))]
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_answers_stand_side_by_side_with_marks() -> None:
     faulty = an_answer(1, True, keeps_rules=True, faults=("it repeats itself", "it is garbled"))
     trial = a_trial(Exam(0, 0.0, 0, (an_answer(0, False), faulty)), Exam(4, 60.0, 4, (an_answer(0), an_answer(1))))
@@ -122,7 +109,6 @@ def test_the_first_a_middle_and_the_last_conversation_are_shown() -> None:
     assert choose_conversations(a_trial()) == []
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_conversation_is_shown_as_it_was_had() -> None:
     trial = a_trial()
     again = an_exchange(2, message="Too long! Why is it so?", answer="Because.", reaction="Perfect, thanks!")
@@ -152,13 +138,10 @@ def test_what_models_and_people_write_is_text() -> None:
 @settings(max_examples=40)
 @given(st.text(min_size=1, max_size=200))
 def test_whatever_is_written_is_read_as_it_was_written(text: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "curve_svg", lambda _: Markup('<svg role="img" aria-label="a curve"></svg>'))
-        found = look(page([hostile_trial(text)], text, text))
+    found = look(page([hostile_trial(text)], text, text))
     assert found.text.count(text) >= (8 if text.strip() else 1)
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_long_answers_are_folded_and_endless_ones_end() -> None:
     long, endless = "word " * 400, "x" * 1_000_000
     trial = a_trial(Exam(0, 0.0, 0, (an_answer(0, False, long),)), Exam(4, 60.0, 4, (an_answer(0, True, endless),)))
@@ -170,7 +153,6 @@ def test_long_answers_are_folded_and_endless_ones_end() -> None:
     assert len(written) < 150_000
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_half_a_character_can_be_written(tmp_path: Path) -> None:
     write_page([hostile_trial("half \ud83e a lobster")], tmp_path / "a.html", "", "")
     assert "half \ufffd a lobster" in (tmp_path / "a.html").read_text("utf-8")

@@ -28,9 +28,9 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.client import ready_state
-    from openclaw_rl.dashboard.components.render import write
     from openclaw_rl.dashboard.report import NAME, may_be_run, page
     from openclaw_rl.dashboard.run import read_run
+    from openclaw_rl.lab.commands import write_text
     from openclaw_rl.ledger.run_dir import server_url
     from openclaw_rl.terminal import console
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     server = server_url(folder)
     recorded = read_run(source, server, ready_state(server, operator_key(config)) if server else {})
     out = options.out or folder / NAME
-    write(out, page(source, recorded, answers=not options.no_answers))
+    write_text(out, page(source, recorded, answers=not options.no_answers))
     console().print(f"The report is in {out}", markup=False, soft_wrap=True)
     return 0
 

@@ -16,12 +16,12 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.connection import PolicyServer, Sampling
 from openclaw_rl.envs.driver import EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.options import DriverOptions
-from openclaw_rl.envs.picture import save_picture
 from openclaw_rl.envs.screen import RolloutScreen, summary, troubles
 from openclaw_rl.envs.sources import EpisodeSource
-from openclaw_rl.envs.study import Study, plain, results_table
+from openclaw_rl.envs.study import Study, chart, plain, results_table
 from openclaw_rl.errors import UserError
-from openclaw_rl.lab.commands import check_writable, first, stoppable
+from openclaw_rl.lab.charts import chart_file
+from openclaw_rl.lab.commands import check_writable, first, stoppable, write_text
 from openclaw_rl.lab.server import run_server
 
 #: Options of a server that is started for a rollout: it learns from rewards alone, in steps of whole groups, and fast
@@ -33,7 +33,7 @@ SERVER_FLAGS = (
 #: Where a server that is started for a rollout runs, unless --run-dir says so.
 DEFAULT_RUN_DIR = Path("runs/rollout")
 #: The picture of a study, in its run directory.
-PICTURE = "curve.png"
+PICTURE = "curve.svg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,9 @@ class RolloutRun:
 
     def _save_picture(self, path: Path) -> None:
         try:
-            save_picture(self.study, path, f"{self.plan.name}, seed {self.plan.seed}")
+            write_text(
+                path, chart_file("Tasks solved", [chart(self.study, f"{self.plan.name}, seed {self.plan.seed}")])
+            )
             self.console.print(f"Picture: {path}", soft_wrap=True)
         except UserError as error:
             self.console.print(str(error), markup=False, soft_wrap=True)

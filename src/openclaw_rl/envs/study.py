@@ -13,6 +13,8 @@ from rich.table import Table
 from openclaw_rl.envs.connection import PolicyServer
 from openclaw_rl.envs.driver import MakeDriver, RolloutPlan, RolloutWatcher
 from openclaw_rl.envs.tally import Tally, mean
+from openclaw_rl.lab.charts import Chart, Series, line_chart
+from openclaw_rl.lab.charts import share as percent
 from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion
 from openclaw_rl.lab.tasks import HELD_OUT
 
@@ -145,3 +147,21 @@ def curve(tally: Tally) -> list[dict[str, float]]:
             {"episodes": start + len(part), "reward": round(mean(rewards), 4), "solved": round(mean(solved), 4)}
         )
     return points
+
+
+def chart(study: Study, title: str) -> Chart:
+    """The share of tasks solved while training, and of held-out tasks before and after with their intervals."""
+    points = [(point["episodes"], point["solved"]) for point in curve(study.training)] if study.training else []
+    ends = ((study.before, 0.0), (study.after, points[-1][0] if points else 1.0))
+    held_out = [(place, share) for tally, place in ends if tally and (share := solved_share(tally))]
+    series = [
+        Series("training tasks", points, "s0"),
+        Series(
+            "held-out tasks, 95 % interval",
+            [(place, share.mean) for place, share in held_out],
+            "s1",
+            [(place, share.low, share.high) for place, share in held_out],
+            "points",
+        ),
+    ]
+    return line_chart(title, series, unit="episode", axis="training episodes", lowest=0, highest=1, form=percent)

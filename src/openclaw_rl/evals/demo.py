@@ -20,15 +20,13 @@ from openclaw_rl import terminal
 from openclaw_rl.client import ServerError
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.dashboard.components import charts
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import METHODS, USER_KEY, Machine
 from openclaw_rl.evals.examination import ExamAnswer, judge
-from openclaw_rl.evals.page import write_page
+from openclaw_rl.evals.page import save_curve, write_page
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
-from openclaw_rl.evals.pictures import save_curve
 from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
@@ -51,7 +49,6 @@ MAX_CONCURRENT_ANSWERS, CACHE_GIB = 8, 1.0
 
 
 def demo(machine: Machine, options: argparse.Namespace) -> int:
-    charts.need_matplotlib("The demo's picture")
     console = terminal.console()
     out = options.out or free_folder()
     plans = make_plans(machine, options, out)
@@ -88,7 +85,7 @@ def finish(
     for outcome in outcomes:
         if unread := not_understood(outcome.plan):
             console.print(f"{outcome.plan.run_dir.name}: {unread}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
+    console.print(f"Picture: {out / 'curve.svg'}   Page: {out / 'index.html'}", soft_wrap=True)
 
 
 def not_understood(plan: TrialPlan) -> str:
@@ -169,7 +166,7 @@ async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], cons
 
 def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, model: str) -> None:
     """Write the picture, the page and all numbers."""
-    save_curve(outcomes, out / "curve.png")
+    save_curve(outcomes, out / "curve.svg")
     write_page(outcomes, out / "index.html", command, model)
     results = {"command": command, "model": model, "trials": [plain(outcome) for outcome in outcomes]}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")

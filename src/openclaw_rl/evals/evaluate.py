@@ -12,7 +12,6 @@ from rich.console import Console
 
 from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.dashboard.components.render import write
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import BASE, TASKS, Machine
@@ -20,7 +19,7 @@ from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.eval_tasks import PLANS
 from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, plain, share, table
 from openclaw_rl.evals.screen import EvalProgress, TimeLeft
-from openclaw_rl.lab.commands import check_writable, stoppable
+from openclaw_rl.lab.commands import check_writable, stoppable, write_text
 from openclaw_rl.lab.server import run_server
 from openclaw_rl.learn.checkpoints import FOLDER, RECORD
 from openclaw_rl.models import adapter_rank, read_json_object
@@ -66,7 +65,7 @@ def finish(
     models, results = list(measured), by_task(plans, list(measured.values()))
     console.print(table(models, results))
     if path:
-        write(path, json.dumps(plain(models, results), indent=1) + "\n")
+        write_text(path, json.dumps(plain(models, results), indent=1) + "\n")
         console.print(f"Every case and answer: {path}")
 
 

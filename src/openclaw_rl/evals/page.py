@@ -1,24 +1,32 @@
-"""The demo's page: what was learned, in numbers and in answers to held-out questions.
+"""The demo's page and picture: what was learned, in numbers and in answers to held-out questions.
 
-A fixed rule chooses what is shown: some answers that got better, one that got worse if there is one, one that did not
-change, and the first, a middle and the last conversation.
+- A fixed rule chooses what is shown: some answers that got better, one that got worse if there is one, one that did not
+  change, and the first, a middle and the last conversation.
+- Each persona has a row of two charts, over minutes and over sessions, with a line for each method. For several seeds
+  the line is their mean, with a band from the worst to the best; a seed that ended early keeps its last value. For one
+  seed, the band is the 95 % interval.
 """
 
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from openclaw_rl.dashboard.components.render import render, write
+import numpy as np
+
+from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.evals.conversation import Transcript
 from openclaw_rl.evals.examination import ExamAnswer
-from openclaw_rl.evals.pictures import curve_svg
-from openclaw_rl.evals.summary import Summary, exams, grouped, summarise
-from openclaw_rl.evals.trial import TrialOutcome
-from openclaw_rl.lab.statistics import RUN
+from openclaw_rl.evals.summary import Summary, exams, grouped, in_order, is_adherent, marks, summarise
+from openclaw_rl.evals.trial import Exam, TrialOutcome
+from openclaw_rl.lab.charts import COLOURS, Chart, Series, chart_file, line_chart, share
+from openclaw_rl.lab.commands import write_text
+from openclaw_rl.lab.statistics import RUN, proportion_of_trials
 
 TEMPLATE = "evals/demo.html.j2"
+HEADING = "Unseen questions answered as wanted"
+GUARD = "pass the quality guard"
 #: How many answers are shown for each method with each persona: better, worse and unchanged ones.
 MAX_BETTER, MAX_WORSE, MAX_SAME = 3, 1, 1
 #: Libraries whose versions are shown.
@@ -48,8 +56,13 @@ class PageSection:
 
 
 def write_page(outcomes: Sequence[TrialOutcome], path: Path, command: str, model: str) -> None:
-    """Write the page. Raises UserError without Matplotlib, or if the file cannot be written."""
-    write(path, page(outcomes, command, model))
+    """Write the page. Raises UserError if the file cannot be written."""
+    write_text(path, page(outcomes, command, model))
+
+
+def save_curve(outcomes: Sequence[TrialOutcome], path: Path) -> None:
+    """Write the charts to an SVG file. Raises UserError if it cannot be written."""
+    write_text(path, chart_file(HEADING, curve_charts(outcomes), columns=2))
 
 
 def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
@@ -57,7 +70,7 @@ def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
     summaries = summarise(outcomes)
     return render(
         TEMPLATE,
-        picture=curve_svg(outcomes),
+        curves=curve_charts(outcomes),
         summaries=summaries,
         noted=any(summary.with_notes for summary in summaries),
         headline=headline(summaries),
@@ -109,3 +122,80 @@ def choose_conversations(outcome: TrialOutcome) -> list[tuple[int, Transcript]]:
     sessions = [held for held in outcome.sessions if held.conversation.exchanges]
     places = sorted({0, len(sessions) // 2, len(sessions) - 1} if sessions else ())
     return [(sessions[place].number + 1, sessions[place].conversation) for place in places]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A method's line in a chart."""
+
+    x: list[float]
+    adherence: list[float]
+    low: list[float]
+    high: list[float]
+    quality: list[float]
+    seeds: int
+
+
+def curve(group: Sequence[TrialOutcome], x: Callable[[Exam], float]) -> Curve | None:
+    """One line for all seeds of a method; None if there was no examination."""
+    lines = [line for line in ({x(exam): exam for exam in exams(outcome)} for outcome in group) if line]
+    if not lines:
+        return None
+    places = sorted({place for line in lines for place in line})
+    adherence = np.array([_at(places, line, lambda exam: exam.adherence) for line in lines])
+    quality = np.array([_at(places, line, quality_of) for line in lines])
+    low, high = adherence.min(0), adherence.max(0)
+    if len(lines) == 1:
+        intervals = [proportion_of_trials([marks(lines[0][place], is_adherent)]) for place in places]
+        low, high = np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
+    return Curve(places, adherence.mean(0).tolist(), low.tolist(), high.tolist(), quality.mean(0).tolist(), len(lines))
+
+
+def _at(places: Sequence[float], line: dict[float, Exam], value: Callable[[Exam], float]) -> list[float]:
+    """A seed's values at all places where any seed was examined, interpolated."""
+    known = sorted(line)
+    values: list[float] = np.interp(places, known, [value(line[place]) for place in known]).tolist()
+    return values
+
+
+def quality_of(exam: Exam) -> float:
+    """The share of answers that pass the quality guard."""
+    return sum(not answer.faults for answer in exam.answers) / len(exam.answers)
+
+
+def curve_charts(outcomes: Sequence[TrialOutcome]) -> list[Chart]:
+    """Two charts for each persona."""
+    groups = grouped(outcomes)
+    personas = list(dict.fromkeys(persona for persona, _ in groups)) or [""]
+    methods = in_order(method for _, method in groups)
+    seeds = max((len(group) for group in groups.values()), default=1)
+    keys = [(f"s{number % COLOURS}", method) for number, method in enumerate(methods)]
+    band = f"worst to best of {seeds} seeds" if seeds > 1 else "95 % interval"
+    charts = []
+    for persona in personas:
+        where = f"{persona}: " if len(personas) > 1 else ""
+        for axis, x in (("minutes", _minutes), ("sessions", _sessions)):
+            lines = [(style, method, curve(groups.get((persona, method), ()), x)) for style, method in keys]
+            series = [one for style, method, line in lines if line for one in _series(style, method, line)]
+            chart = line_chart(f"{where}over {axis}", series, unit=axis, axis=axis, lowest=0, highest=1, form=share)
+            charts.append(replace(chart, legend=(*keys, ("dashed", GUARD), ("band", band))))
+    return charts
+
+
+def _series(style: str, method: str, line: Curve) -> list[Series]:
+    band = list(zip(line.x, line.low, line.high, strict=True))
+    adherence = list(zip(line.x, line.adherence, strict=True))
+    quality = list(zip(line.x, line.quality, strict=True))
+    return [
+        Series(f"{method}, {GUARD}", quality, style, drawn="dashed"),
+        # Dots mark examinations. The mean of several seeds has mostly interpolated points, so it has no dots.
+        Series(method, adherence, style, band, "line" if line.seeds == 1 else "line without dots"),
+    ]
+
+
+def _minutes(exam: Exam) -> float:
+    return exam.seconds / 60
+
+
+def _sessions(exam: Exam) -> float:
+    return exam.sessions

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from openclaw_rl import __version__
-from openclaw_rl.errors import UserError
+from openclaw_rl.lab.charts import STYLE
 from openclaw_rl.ledger.packing import whole_text
 
 FOLDER = Path(__file__).parent
@@ -31,19 +31,11 @@ def render(template: str, **values: object) -> str:
     return whole_text(page)
 
 
-def write(path: Path, page: str) -> None:
-    """Write a page to a file and create its folders. Raises UserError if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from None
-
-
 @cache
 def asset(name: str) -> bytes:
-    """The content of one of the `ASSETS`."""
-    return (FOLDER / name).read_bytes()
+    """The content of one of the `ASSETS`. Charts have their part of the style sheet, with the colours of all pages."""
+    content = (FOLDER / name).read_bytes()
+    return STYLE.read_bytes() + content if name == "style.css" else content
 
 
 @cache

@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openclaw_rl.dashboard.components.render import render
-from openclaw_rl.dashboard.components.svg import Chart
 from openclaw_rl.dashboard.evaluations import read_evaluations
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, dashboard_of, whole_number
@@ -15,6 +14,7 @@ from openclaw_rl.dashboard.live.screenshots import latest_shots
 from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, reward_charts, step_charts, step_row
 from openclaw_rl.dashboard.views.turn import from_card
 from openclaw_rl.engines.base import EngineError
+from openclaw_rl.lab.charts import Chart
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.ledger import pages

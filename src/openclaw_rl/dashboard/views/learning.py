@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.dashboard.components.svg import Chart, Series, bar_chart, line_chart, share
 from openclaw_rl.dashboard.evaluations import Evaluation
+from openclaw_rl.lab.charts import COLOURS, Chart, Series, bar_chart, line_chart, number, share
 from openclaw_rl.learn.reporting import MEAN_GAP
 from openclaw_rl.types import EpisodePoint, Sign, Source, StepOutcome, UpdateCard, VerdictSummary
 
@@ -97,10 +97,6 @@ OUTCOMES = {
     StepOutcome.ROLLED_BACK: "rolled back",
     StepOutcome.QUARANTINED: "refused",
 }
-
-
-#: The style sheet has so many colours of lines.
-MAX_EVALUATED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +193,7 @@ def evaluation_charts(evaluations: Sequence[Evaluation]) -> list[Chart]:
         return []
     series = [
         Series(what, [(float(version), passed) for version, passed in sorted(measured.items())], f"s{place}")
-        for place, (what, measured) in enumerate(list(shares.items())[:MAX_EVALUATED])
+        for place, (what, measured) in enumerate(list(shares.items())[:COLOURS])
     ]
     only = f" ({series[0].label})" if len(series) == 1 else ""
     title = f"Adherence: share of unseen cases answered as wanted{only}"
@@ -214,5 +210,5 @@ def draw(panel: Panel, steps: Sequence[Mapping[str, Any]]) -> Chart:
     if panel.stacked:
         last = ", ".join(f"{one.label} {one.points[-1][1]:g}" for one in series if one.points)
         return bar_chart(panel.title, series, summary=f"over {len(steps)} steps; in the last, {last}")
-    form = share if panel.is_share else None
+    form = share if panel.is_share else number
     return line_chart(panel.title, series, lowest=panel.lowest, highest=panel.highest, form=form)

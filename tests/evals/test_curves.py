@@ -1,16 +1,13 @@
 """The learning curve shows what was measured."""
 
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from openclaw_rl.errors import UserError
-from openclaw_rl.evals.pictures import curve, curve_svg, describe, save_curve
+from openclaw_rl.evals.page import curve, curve_charts, save_curve
 from openclaw_rl.evals.trial import Exam, TrialOutcome
 from openclaw_rl.lab.statistics import proportion
 from support.trials import a_trial, an_answer, an_exam, learning
@@ -77,48 +74,42 @@ def test_a_mean_lies_in_its_band_whatever_was_measured(seeds: list[list[tuple[li
         assert high <= 1
 
 
-def texts(outcomes: list[TrialOutcome]) -> list[str]:
-    root = ElementTree.fromstring(curve_svg(outcomes))
+def texts(outcomes: list[TrialOutcome], tmp_path: Path) -> list[str]:
+    save_curve(outcomes, tmp_path / "curve.svg")
+    root = ElementTree.parse(tmp_path / "curve.svg").getroot()
     return [text for element in root.iter() if (text := element.text) and element.tag.endswith("text")]
 
 
-def test_every_method_and_persona_is_named() -> None:
+def test_every_method_and_persona_is_named(tmp_path: Path) -> None:
     trials = [learning(m, p, s) for m in ("combine", "rl") for p in ("brief", "student") for s in (0, 1)]
-    shown = texts(trials)
+    shown = texts(trials, tmp_path)
     assert {"combine", "rl", "worst to best of 2 seeds", "pass the quality guard", "minutes", "sessions"} <= set(shown)
     assert {"brief: over minutes", "brief: over sessions", "student: over minutes"} <= set(shown)
     assert {"0 %", "100 %"} <= set(shown)
 
 
-def test_one_persona_is_not_named_and_one_seed_has_intervals() -> None:
-    shown = texts([learning()])
+def test_one_persona_is_not_named_and_one_seed_has_intervals(tmp_path: Path) -> None:
+    shown = texts([learning()], tmp_path)
     assert "over minutes" in shown
     assert "95 % interval" in shown
-    assert "no examination yet" not in shown
+    assert "nothing measured yet" not in shown
 
 
-def test_nothing_is_said_to_be_nothing() -> None:
-    assert "no examination yet" in texts([])
-    assert "no examination yet" in texts([a_trial()])
+def test_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:
+    assert "nothing measured yet" in texts([], tmp_path)
+    assert "nothing measured yet" in texts([a_trial()], tmp_path)
 
 
-def test_the_picture_in_words_has_the_numbers() -> None:
-    assert "combine with brief from 25% to 75%" in describe([learning()])
+def test_charts_in_words_have_the_numbers() -> None:
+    over_minutes, over_sessions = curve_charts([learning(), learning("rl")])
+    for chart in (over_minutes, over_sessions):
+        assert "combine, from 25 % to 75 %" in chart.svg
+        assert 'polyline class="s0"' in chart.svg
+        assert 'polyline class="s1"' in chart.svg, "both lines are drawn"
+        assert chart.svg.count("polygon") == 2, "with their intervals"
 
 
-def test_the_file_is_a_picture(tmp_path: Path) -> None:
-    save_curve([learning(), learning("rl")], tmp_path / "curve.png")
-    with Image.open(tmp_path / "curve.png") as image:
-        image.load()
-        assert image.format == "PNG"
-        assert image.size[0] >= 1200
-        assert image.size[1] >= 500
-        colours = {tuple(pixel[:3]) for _, pixel in image.convert("RGBA").getcolors(1_000_000) or ()}
-        assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours, "both lines are drawn"
-
-
-def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install matplotlib$"):
-        save_curve([learning()], tmp_path / "curve.png")
-    assert not (tmp_path / "curve.png").exists()
+def test_only_examinations_have_dots() -> None:
+    """The mean of several seeds is mostly interpolated."""
+    assert "<circle" in curve_charts([learning()])[0].svg
+    assert "<circle" not in curve_charts([learning(seed=0), learning(seed=1)])[0].svg
