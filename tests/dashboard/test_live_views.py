@@ -13,7 +13,7 @@ from openclaw_rl.dashboard.components.render import ASSETS, asset_url
 from openclaw_rl.dashboard.live import pages
 from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
-from openclaw_rl.envs.folders import new_folder
+from openclaw_rl.lab.commands import new_folder
 from openclaw_rl.ledger import episodes, training, turns
 from openclaw_rl.ledger.screenshot_folders import folder_name
 from openclaw_rl.types import EpisodeResult, SessionKey

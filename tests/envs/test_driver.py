@@ -20,8 +20,7 @@ from openclaw_rl.envs.checks import MAX_TEXT_CHARACTERS
 from openclaw_rl.envs.connection import PolicyServer, QueueState, Sampling
 from openclaw_rl.envs.driver import STOPPED, Driver, EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
-from openclaw_rl.envs.screen import troubles
-from openclaw_rl.envs.tally import Tally
+from openclaw_rl.envs.tally import Tally, troubles
 from openclaw_rl.errors import UserError
 from support.environments import Guess, InstantPolicy, Repeats, first_only, hangs, raises
 from support.episode_server import EpisodeServer, completion, refusal
@@ -204,7 +203,7 @@ async def test_an_attempt_that_works_the_second_time_counts(
     env.faults["step"] = first_only(raises(RuntimeError("once")))
     tally = await run(env, policy, replace(PLAN, group=2))
     assert (len(tally.rewarded), tally.retries, tally.failures.total()) == (2, 1, 0)
-    (again,) = [session for session in server.rewards if session.endswith("-again")]
+    (again,) = [session for session in server.rewards if session.endswith("-retry")]
     assert server.rewards[again][0]["group"] == again.rsplit("-", 2)[0]
 
 

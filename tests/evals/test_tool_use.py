@@ -15,7 +15,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals import tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Message, Reply, ToolCall
-from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, plain
+from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, normalised
 from openclaw_rl.lab.schema import mismatch
 
 CASES = {case.name: case for case in cases()}
@@ -194,8 +194,8 @@ def test_grading_survives_anything(case: ToolCase, name: str, value: Any):
 
 @given(st.text(max_size=20), st.text(st.characters(max_codepoint=127)))
 def test_case_and_space_do_not_matter(text: str, ascii_text: str):
-    assert plain(f"  {text} ") == plain(text)
-    assert plain(" ".join(ascii_text.swapcase())) == plain(ascii_text)
+    assert normalised(f"  {text} ") == normalised(text)
+    assert normalised(" ".join(ascii_text.swapcase())) == normalised(ascii_text)
 
 
 @pytest.mark.parametrize(

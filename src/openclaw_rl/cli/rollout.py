@@ -46,8 +46,8 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.envs.registry import make_source
     from openclaw_rl.envs.rollout import rollout
-    from openclaw_rl.envs.sources import make_source
 
     config = load_options(options).config
     driver = driver_options(options)
@@ -87,9 +87,9 @@ def driver_options(options: argparse.Namespace) -> DriverOptions:
 def target(config: Config, options: argparse.Namespace) -> "Target":
     """The server that answers. Raises ConfigError."""
     from openclaw_rl.app.machine import machine_of
-    from openclaw_rl.envs.folders import new_folder
     from openclaw_rl.envs.rollout import DEFAULT_RUN_DIR, SERVER_FLAGS, Target
     from openclaw_rl.http_client import text_without_accounts, url_without_account
+    from openclaw_rl.lab.commands import new_folder
     from openclaw_rl.ledger.run_dir import server_url
 
     refuse_secrets(options.server, ": start that server with openclaw-rl serve, and give --url")

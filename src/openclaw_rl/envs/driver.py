@@ -223,7 +223,7 @@ class AttemptKey:
 
     def session(self, retry: int = 0) -> str:
         """The name of its session. A retry has a session of its own."""
-        return f"{self.group}-{self.number}" + "-again" * retry
+        return f"{self.group}-{self.number}" + "-retry" * retry
 
 
 class Driver:

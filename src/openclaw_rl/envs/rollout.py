@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,19 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.connection import PolicyServer, Sampling
 from openclaw_rl.envs.driver import EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.options import DriverOptions
-from openclaw_rl.envs.screen import RolloutScreen, summary, troubles
-from openclaw_rl.envs.sources import EpisodeSource
-from openclaw_rl.envs.study import Study, chart, plain, results_table
+from openclaw_rl.envs.registry import EpisodeSource
+from openclaw_rl.envs.study import Study, chart, results_table, study_data
+from openclaw_rl.envs.tally import Tally, progress_line, summary, troubles
 from openclaw_rl.errors import UserError
 from openclaw_rl.lab.charts import chart_file
-from openclaw_rl.lab.commands import check_writable, first, stoppable, write_text
+from openclaw_rl.lab.commands import (
+    check_writable,
+    first,
+    print_without_bar,
+    progress_bar,
+    stoppable,
+    write_text,
+)
 from openclaw_rl.lab.server import run_server
 
 #: Options of a server that is started for a rollout: it learns from rewards alone, in steps of whole groups, and fast
@@ -32,6 +40,8 @@ SERVER_FLAGS = (
 )
 #: Where a server that is started for a rollout runs, unless --run-dir says so.
 DEFAULT_RUN_DIR = Path("runs/rollout")
+#: Seconds between two lines where there is no terminal.
+LINE_SECONDS = 10.0
 #: The picture of a study, in its run directory.
 PICTURE = "curve.svg"
 
@@ -83,6 +93,30 @@ def rollout(
     return 0 if work.recorded else 1
 
 
+class RolloutScreen:
+    """Shows the progress of one rollout: a bar in a terminal, lines elsewhere."""
+
+    def __init__(self, console: Console, what: str, total: int) -> None:
+        self.console, self.what, self.total = console, what, total
+        self.progress = progress_bar(console)
+        self._bar = self.progress.add_task(what, total=total, note="")
+        self._next_line = time.monotonic() + LINE_SECONDS
+
+    def ended(self, tally: Tally) -> None:
+        self._show(tally, "")
+
+    def waiting(self, tally: Tally) -> None:
+        self._show(tally, f"waiting for the learner, {tally.batches_ahead:.1f} steps behind")
+
+    def _show(self, tally: Tally, note: str) -> None:
+        numbers = progress_line(tally) + (f" · {note}" if note else "")
+        self.progress.update(self._bar, completed=len(tally.results), note=numbers)
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            line = f"{self.what}: {len(tally.results)} of {self.total} episodes · {numbers}"
+            print_without_bar(self.console, line)
+
+
 class RolloutRun:
     """A rollout, and what is known of it when it ends, however it ends."""
 
@@ -111,7 +145,8 @@ class RolloutRun:
 
     @contextlib.contextmanager
     def _screen(self, what: str, total: int) -> Iterator[RolloutScreen]:
-        with RolloutScreen(self.console, f"{self.plan.name} {what}", total).shown() as screen:
+        screen = RolloutScreen(self.console, f"{self.plan.name} {what}", total)
+        with screen.progress:
             yield screen
 
     @property
@@ -143,7 +178,7 @@ class RolloutRun:
         """Append one line of JSON with everything that was measured."""
         head = {"env": self.plan.name, "seed": self.plan.seed, "group": self.plan.group, **self.target.facts}
         with path.open("a") as file:
-            file.write(json.dumps({**head, **plain(self.study)}) + "\n")
+            file.write(json.dumps({**head, **study_data(self.study)}) + "\n")
 
 
 def make_plan(options: DriverOptions, seed: int) -> RolloutPlan:

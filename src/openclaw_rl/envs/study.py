@@ -111,7 +111,7 @@ def results_table(study: Study) -> Table:
     return table
 
 
-def plain(study: Study) -> dict[str, Any]:
+def study_data(study: Study) -> dict[str, Any]:
     """A study as data for JSON."""
     data: dict[str, Any] = {}
     for name, tally in (("before", study.before), ("training", study.training), ("after", study.after)):

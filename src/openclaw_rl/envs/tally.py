@@ -1,12 +1,17 @@
-"""Counts what became of the attempts of a rollout."""
+"""Counts what became of the attempts of a rollout, and says it in lines and in a table."""
 
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from rich.table import Table
+from rich.text import Text
+
 #: How many of the last attempts the progress bar speaks about.
 RECENT = 64
+#: How many kinds of failures the summary names.
+MAX_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +101,43 @@ class Tally:
 def mean(values: list[float]) -> float:
     """The mean; 0 if there are no values."""
     return fmean(values) if values else 0.0
+
+
+def progress_line(tally: Tally) -> str:
+    """The latest attempts in a line."""
+    parts = [
+        f"reward {tally.recent_reward:.2f}",
+        f"solved {100 * tally.recent_solved:.0f} %",
+        f"{tally.per_minute:.0f} a minute",
+        f"policy {tally.version}",
+        f"staleness {tally.recent_staleness:.1f}",
+    ]
+    if failed := sum(tally.failures.values()):
+        parts.append(f"{failed} failed")
+    return " · ".join(parts)
+
+
+def summary(tally: Tally, title: str) -> Table:
+    """What became of all attempts."""
+    rewarded = tally.rewarded
+    table = Table(title=title, title_justify="left", show_header=False)
+    rows: list[tuple[str, str]] = [
+        ("episodes", f"{len(rewarded)} rewarded, {len(tally.results) - len(rewarded)} failed, {tally.groups} tasks"),
+        ("reward", f"{mean([result.reward for result in rewarded if result.reward is not None]):.3f}"),
+        ("solved", f"{100 * mean([float(result.solved) for result in rewarded]):.1f} %"),
+        ("answers", f"{mean([float(result.turns) for result in rewarded]):.1f} in an episode"),
+        ("speed", f"{tally.per_minute:.1f} episodes a minute"),
+        ("policy", f"version {tally.version}, staleness {mean([float(r.staleness) for r in rewarded]):.2f}"),
+    ]
+    for name, value in rows + troubles(tally):
+        table.add_row(name, Text(value))
+    return table
+
+
+def troubles(tally: Tally) -> list[tuple[str, str]]:
+    """What went wrong, and how often."""
+    rows = [("tasks", f"only {tally.groups} different ones")] if tally.tasks_repeat else []
+    rows += [("made again", str(tally.retries))] if tally.retries else []
+    rows += [("failed", f"{count} × {reason}") for reason, count in tally.failures.most_common(MAX_REASONS)]
+    rows += [("not recorded", f"{count} × {reason}") for reason, count in tally.unrecorded.most_common(MAX_REASONS)]
+    return rows

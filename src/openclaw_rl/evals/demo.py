@@ -168,11 +168,11 @@ def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, mod
     """Write the picture, the page and all numbers."""
     save_curve(outcomes, out / "curve.svg")
     write_page(outcomes, out / "index.html", command, model)
-    results = {"command": command, "model": model, "trials": [plain(outcome) for outcome in outcomes]}
+    results = {"command": command, "model": model, "trials": [trial_data(outcome) for outcome in outcomes]}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
-def plain(outcome: TrialOutcome) -> dict[str, Any]:
+def trial_data(outcome: TrialOutcome) -> dict[str, Any]:
     """A trial as data for JSON."""
     plan = outcome.plan
     return {
@@ -182,12 +182,12 @@ def plain(outcome: TrialOutcome) -> dict[str, Any]:
         "settings": list(map(text_without_accounts, plan.flags)),
         "complete": outcome.is_complete,
         "first_replies": outcome.first_replies,
-        "exams": [plain_exam(exam) for exam in outcome.exams],
-        **({"with_notes": plain_exam(outcome.noted)} if outcome.noted else {}),
+        "exams": [exam_data(exam) for exam in outcome.exams],
+        **({"with_notes": exam_data(outcome.noted)} if outcome.noted else {}),
     }
 
 
-def plain_exam(exam: Exam) -> dict[str, Any]:
+def exam_data(exam: Exam) -> dict[str, Any]:
     return {
         "version": exam.version,
         "seconds": round(exam.seconds, 1),

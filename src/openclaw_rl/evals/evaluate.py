@@ -17,7 +17,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import BASE, TASKS, Machine
 from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.eval_tasks import PLANS
-from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, plain, share, table
+from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, results_data, share, table
 from openclaw_rl.evals.screen import EvalProgress, TimeLeft
 from openclaw_rl.lab.commands import check_writable, stoppable, write_text
 from openclaw_rl.lab.server import run_server
@@ -65,7 +65,7 @@ def finish(
     models, results = list(measured), by_task(plans, list(measured.values()))
     console.print(table(models, results))
     if path:
-        write_text(path, json.dumps(plain(models, results), indent=1) + "\n")
+        write_text(path, json.dumps(results_data(models, results), indent=1) + "\n")
         console.print(f"Every case and answer: {path}")
 
 

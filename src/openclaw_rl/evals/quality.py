@@ -78,8 +78,8 @@ _MAX_WORD_LETTERS = 28
 
 def words_of(text: str) -> list[str]:
     """The words of a text in lower case without accents. A character of a script without spaces is a word."""
-    plain = _ACCENT.sub("", unicodedata.normalize("NFKD", _APOSTROPHE.sub("", text)))
-    return _TOKEN.findall(unicodedata.normalize("NFC", plain).casefold())
+    unaccented = _ACCENT.sub("", unicodedata.normalize("NFKD", _APOSTROPHE.sub("", text)))
+    return _TOKEN.findall(unicodedata.normalize("NFC", unaccented).casefold())
 
 
 def stems(text: str) -> frozenset[str]:

@@ -164,7 +164,7 @@ def difference(model: TaskScores, other: TaskScores) -> Difference:
     return compare_passes([case.passed for case in other.cases], [case.passed for case in model.cases])
 
 
-def plain(models: Sequence[str], results: Sequence[TaskResult]) -> dict[str, Any]:
+def results_data(models: Sequence[str], results: Sequence[TaskResult]) -> dict[str, Any]:
     """All results as data for JSON."""
     tasks = {}
     for line in results:

@@ -1,4 +1,4 @@
-"""The progress of trials and evaluations on the screen, or as plain lines where there is no terminal.
+"""The progress of trials and evaluations on the screen, or as lines where there is no terminal.
 
 A trial shows its progress, its adherence, and an answer before and now. An evaluation shows its progress.
 """
@@ -13,12 +13,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan
+from openclaw_rl.lab.commands import print_without_bar, progress_bar
 
 #: With fewer cases done, there is no estimate.
 MIN_CASES = 5
@@ -156,28 +156,20 @@ class EvalProgress:
 
     def __init__(self, console: Console, model: str, time_left: TimeLeft) -> None:
         self.console, self.model, self.time_left = console, model, time_left
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        self.progress = Progress(*columns, console=console, transient=True)
+        self.progress = progress_bar(console)
 
     def __enter__(self) -> "EvalProgress":
-        if self.console.is_terminal:
-            self.progress.start()
+        self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self.progress.stop()
+        self.progress.stop()
 
     def begin(self, what: str, total: int | None = None, max_tokens: int = 0) -> Callable[[], None]:
         """Start a new activity. Call the returned function after each case, whose answer has at most `max_tokens`."""
         for previous in self.progress.task_ids:
             self.progress.remove_task(previous)
-        bar = self.progress.add_task(what, total=total, left=str(self.time_left))
+        bar = self.progress.add_task(what, total=total, note=str(self.time_left))
         if total is None:
             self.log(what)
         self.time_left.begin()
@@ -186,7 +178,7 @@ class EvalProgress:
         def advance() -> None:
             self.time_left.advance(max_tokens)
             left = str(self.time_left)
-            self.progress.update(bar, advance=1, left=left)
+            self.progress.update(bar, advance=1, note=left)
             if (number := next(done)) % LINE_INTERVAL == 0:
                 self.log(f"{what}: {number} of {total} cases" + (f", {left}" if left else ""))
 
@@ -194,8 +186,7 @@ class EvalProgress:
 
     def log(self, what: str) -> None:
         """Print a line if there is no bar."""
-        if not self.console.is_terminal:
-            self.console.print(Text(f"{self.model}: {what}"), soft_wrap=True)
+        print_without_bar(self.console, f"{self.model}: {what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Expected:
         if not self.arguments.keys() <= given.keys() <= self.arguments.keys() | self.optional.keys():
             return False
         accepted = {**self.arguments, **self.optional}
-        return all(plain(value) in map(plain, accepted[name]) for name, value in given.items())
+        return all(normalised(value) in map(normalised, accepted[name]) for name, value in given.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,12 @@ def read_arguments(call: ToolCall) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def plain(value: Any) -> Any:
+def normalised(value: Any) -> Any:
     """A value without the case and white space of its texts. Numbers, texts and booleans stay distinct."""
     if isinstance(value, str):
         return "".join(unicodedata.normalize("NFKC", value).casefold().split())
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [normalised(item) for item in value]
     if isinstance(value, dict):
-        return {key: plain(member) for key, member in value.items()}
+        return {key: normalised(member) for key, member in value.items()}
     return ("bool", value) if isinstance(value, bool) else value

@@ -1,11 +1,14 @@
-"""What commands that work for minutes share: Ctrl-C in order, files that can be written, the error of a group."""
+"""What commands that work for minutes share: Ctrl-C in order, progress, files and folders, the error of a group."""
 
 import contextlib
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
 from openclaw_rl.errors import UserError
 
@@ -48,3 +51,32 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def new_folder(wanted: Path) -> Path:
+    """Make this folder; if there is one already, the first of NAME-2, NAME-3, … that does not exist."""
+    for number in count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar with a count and the field `note`. It is shown only in a terminal, and disappears at the end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_without_bar(console: Console, line: str) -> None:
+    """Print a line of progress where no bar shows it."""
+    if not console.is_terminal:
+        console.print(Text(line), soft_wrap=True)

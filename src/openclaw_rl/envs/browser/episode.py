@@ -11,7 +11,7 @@ from openclaw_rl.envs.base import Message, Outcome, Step, Tool
 from openclaw_rl.envs.browser.actions import FORMS, TOOL, BadAction, BrowserAction, read_action, tool_calls
 from openclaw_rl.envs.browser.page import PageFailed, Scene, WebPage
 from openclaw_rl.envs.browser.view import PageElement, PageView, clean
-from openclaw_rl.envs.folders import new_folder
+from openclaw_rl.lab.commands import new_folder
 from openclaw_rl.ledger.screenshot_folders import folder_name
 
 INSTRUCTION = f"Do what the user asks on the web page. Answer with one action: {FORMS}."

@@ -71,9 +71,9 @@ def no_bold(text: str, _count: Count) -> bool:
 
 def no_numbered_list(text: str, _count: Count) -> bool:
     """No line is the first of a numbered list ("1.", "1)", "Step 1:"), and no two lines are numbered."""
-    plain = _CODE.sub("", text)
-    numbers = [int(number) for number in _ITEM.findall(plain)]
-    return 1 not in numbers and len(numbers) < 2 and _INLINE_ITEMS.search(plain) is None
+    without_code = _CODE.sub("", text)
+    numbers = [int(number) for number in _ITEM.findall(without_code)]
+    return 1 not in numbers and len(numbers) < 2 and _INLINE_ITEMS.search(without_code) is None
 
 
 def no_bullets(text: str, _count: Count) -> bool:
