@@ -16,8 +16,8 @@ from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task
 from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.environment import BrowserEnvironment, make_browser
+from openclaw_rl.envs.browser.site_pages import ModelPage
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS
-from openclaw_rl.envs.browser.sites.site import ModelPage
 from openclaw_rl.envs.connection import EpisodeAnswer, Sampling
 from openclaw_rl.envs.driver import Driver, EpisodeLimits, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
@@ -35,7 +35,7 @@ has_miniwob = pytest.mark.skipif(importlib.util.find_spec("miniwob") is None, re
 async def play_in_both(env: BrowserEnvironment, task: Task) -> tuple[list[Step], Outcome]:
     """Solve a task in Chromium and without it; both must show the same at every step."""
     episode = env.open(task)
-    model = ModelPage(FAMILIES[task.data["family"]].site(task.data["content"]))
+    model = ModelPage(FAMILIES[task.data["family"]](task.data["content"]))
     solve = oracle(task, episode)
 
     def answer(messages: Sequence[Message], turn: int) -> Message:

@@ -20,8 +20,8 @@ from openclaw_rl.envs.browser.environment import ShowOptions, make_browser, make
 from openclaw_rl.envs.browser.gate import SiteRequest
 from openclaw_rl.envs.browser.page import BrowserGone
 from openclaw_rl.envs.browser.scenes import site_reply
+from openclaw_rl.envs.browser.site_pages import SitePage, link, textbox
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS, MAX_EXAMPLES, SiteTasks
-from openclaw_rl.envs.browser.sites.parts import Page, PageLink, Paragraph, TextField
 from openclaw_rl.envs.checks import checked_messages, checked_outcome, checked_step
 from openclaw_rl.envs.registry import BUILT_IN, make_environment
 from support.policies import attempt, calls, says
@@ -202,10 +202,10 @@ class Tags(HTMLParser):
 
 def test_pages_are_sound_html_and_hostile_words_stay_words() -> None:
     for task in some_tasks(50):
-        site = FAMILIES[task.data["family"]].site(task.data["content"])
+        site = FAMILIES[task.data["family"]](task.data["content"])
         Tags(site.get("/").html())
     words = '"><script>alert(1)</script>'
-    html = Page([Paragraph(words), PageLink(words, words), TextField(words, words, words)]).html()
+    html = SitePage([words, link(words, words), textbox(words, words, words)]).html()
     assert "<script>" not in html
     Tags(html)
 
@@ -214,7 +214,7 @@ def test_pages_are_sound_html_and_hostile_words_stay_words() -> None:
 @settings(deadline=None)
 def test_a_site_answers_every_request(method: str, path: str, body: bytes) -> None:
     for task in some_tasks(8):
-        site = FAMILIES[task.data["family"]].site(task.data["content"])
+        site = FAMILIES[task.data["family"]](task.data["content"])
         for address in (f"/{path}", f"/page/{path}", f"/open/{path}", f"/book/{path}", f"/results/{path}", "/order"):
             assert site_reply(site, SiteRequest(method, address, body)).status in (200, 303, 204)
         assert site.get("/").html()
@@ -222,7 +222,7 @@ def test_a_site_answers_every_request(method: str, path: str, body: bytes) -> No
 
 
 def test_a_form_leads_to_the_page_that_its_site_names() -> None:
-    site = BlankSite({"/": Page([Paragraph("Hello")])})
+    site = BlankSite({"/": SitePage(["Hello"])})
     reply = site_reply(site, SiteRequest("POST", "/a b?x=1", b"name=Ada+Holt&empty="))
     assert (reply.status, reply.headers["Location"]) == (303, "/a%20b")
     assert site.posted == [("/a b", {"name": "Ada Holt", "empty": ""})]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.envs.base import Outcome
 from openclaw_rl.envs.browser.chromium import NAMES, Chromium
 from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
 from openclaw_rl.envs.browser.page import WebPage
-from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, GatedTab
+from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, Scene
 from support.process_stats import PAGE_BYTES
 
 HAS_CHROMIUM = bool(os.environ.get("CHROMIUM") or any(map(shutil.which, NAMES)))
@@ -22,6 +23,19 @@ needs_browser = pytest.mark.skipif(
     importlib.util.find_spec("playwright") is None or not HAS_CHROMIUM,
     reason="there is no Playwright or no Chromium: make test-browser, apt install chromium",
 )
+
+
+class WrittenPages(Scene):
+    """Pages without a task."""
+
+    async def goal(self, page: WebPage) -> str:
+        return ""
+
+    async def over(self, page: WebPage) -> bool:
+        return False
+
+    async def outcome(self, page: WebPage) -> Outcome:
+        return Outcome(0.0, solved=False)
 
 
 @contextlib.asynccontextmanager
@@ -32,13 +46,13 @@ async def shown(chromium: Chromium, pages: str | dict[str, str]) -> AsyncIterato
         html = pages if isinstance(pages, str) else pages.get(request.path.partition("?")[0], "")
         return SiteReply(f"<!doctype html><meta charset=utf-8>{html}".encode())
 
-    tab = GatedTab(chromium)
-    page = await tab.open(SITE_ORIGIN, f"{SITE_ORIGIN}/", answer)
+    scene = WrittenPages(chromium, f"{SITE_ORIGIN}/", answer, max_steps=1)
+    page = await scene.open()
     try:
         yield page
     finally:
         await page.close()
-        await tab.close()
+        await scene.close()
 
 
 @contextlib.asynccontextmanager

@@ -8,9 +8,8 @@ from openclaw_rl.envs.browser.environment import BrowserEnvironment, ShowOptions
 from openclaw_rl.envs.browser.episode import BrowserEpisode
 from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import SiteScene
+from openclaw_rl.envs.browser.site_pages import ModelPage, SitePage
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, SiteTasks
-from openclaw_rl.envs.browser.sites.parts import Page
-from openclaw_rl.envs.browser.sites.site import ModelPage
 from support.policies import Policy, says
 
 
@@ -36,7 +35,7 @@ class ModelPages(SiteTasks):
     """The built-in sites without a browser."""
 
     def scene(self, task: Task, chromium: Any) -> ModelScene:
-        return ModelScene(FAMILIES[task.data["family"]].site(task.data["content"]), task.data, chromium)
+        return ModelScene(FAMILIES[task.data["family"]](task.data["content"]), task.data, chromium)
 
 
 def without_browser(show: ShowOptions | None = None, **settings: Any) -> BrowserEnvironment:
@@ -48,11 +47,11 @@ class BlankSite:
 
     over = False
 
-    def __init__(self, pages: dict[str, Page]) -> None:
+    def __init__(self, pages: dict[str, SitePage]) -> None:
         self.pages = pages
         self.posted: list[tuple[str, dict[str, str]]] = []
 
-    def get(self, path: str) -> Page:
+    def get(self, path: str) -> SitePage:
         return self.pages.get(path, self.pages["/"])
 
     def post(self, path: str, fields: Any) -> str:

@@ -12,7 +12,7 @@ from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.page import WebPage
-from openclaw_rl.envs.browser.scenes import ScriptedScene
+from openclaw_rl.envs.browser.scenes import Scene, value_of
 from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
 from openclaw_rl.lab.tasks import SPLITS, checked_examples, digest
 
@@ -47,7 +47,7 @@ class Addresses:
         return site_examples("shop", 1, self._examples, offers_tool=offers_tool)
 
 
-class AddressScene(ScriptedScene):
+class AddressScene(Scene):
     """A page of somebody else. It is over when its check gives true, or 1 or more."""
 
     def __init__(self, data: Mapping[str, Any], chromium: Chromium) -> None:
@@ -65,7 +65,7 @@ class AddressScene(ScriptedScene):
         return Outcome(reward, reward >= 1)
 
     async def _checked(self, page: WebPage) -> float:
-        value = await self.value(page, self._data["check"])
+        value = await value_of(page, self._data["check"])
         if not isinstance(value, bool | int | float):
             raise EnvFailed(f"the check must give true, false or a number, not {value!r:.60}")
         return float(value)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -255,19 +255,28 @@ class ChromiumTab:
         """Why the tab is gone; empty while it is there."""
         return self._gone or ("" if self.running.browser.is_connected() else "the browser died")
 
-    async def send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def send(self, method: str, params: dict[str, Any]) -> Any:
+        """The reply to a command of the DevTools protocol."""
+        return await self._do(lambda: self._devtools.send(method, params))
+
+    async def press(self, key: str) -> None:
+        await self._do(lambda: self._page.keyboard.press(key))
+
+    async def click(self, x: float, y: float) -> None:
+        await self._do(lambda: self._page.mouse.click(x, y))
+
+    async def _do(self, command: Callable[[], Awaitable[Any]]) -> Any:
         """Raises PageFailed if the command fails, and BrowserGone if the tab or the browser is gone."""
         if self.gone:
             raise BrowserGone(self.gone)
         try:
-            reply: dict[str, Any] = await self._devtools.send(method, params)
+            return await command()
         except Exception as error:
             if "has been closed" in str(error):
                 self._leave("the tab was closed")
             if self.gone or type(error).__module__.partition(".")[0] != "playwright":
                 raise BrowserGone(self.gone or first_line(error)) from error
             raise PageFailed(first_line(error)) from None
-        return reply
 
     def notes(self) -> list[str]:
         """What was closed or refused since the last call, in words."""

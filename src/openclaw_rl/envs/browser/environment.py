@@ -12,7 +12,7 @@ from openclaw_rl.envs.browser.addresses import Addresses, read_lines
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.episode import BrowserEpisode, ScreenshotFolder, writable_folder
 from openclaw_rl.envs.browser.miniwob import MiniWob
-from openclaw_rl.envs.browser.page import Scene
+from openclaw_rl.envs.browser.scenes import Scene
 from openclaw_rl.envs.browser.site_tasks import SiteTasks
 
 #: The variable by which the published scripts choose what drives the browser, and the only choice.

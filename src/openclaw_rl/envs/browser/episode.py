@@ -9,7 +9,8 @@ from pathlib import Path
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Outcome, Step, Tool
 from openclaw_rl.envs.browser.actions import FORMS, TOOL, BadAction, BrowserAction, read_action, tool_calls
-from openclaw_rl.envs.browser.page import PageFailed, Scene, WebPage
+from openclaw_rl.envs.browser.page import PageFailed, WebPage
+from openclaw_rl.envs.browser.scenes import Scene
 from openclaw_rl.envs.browser.view import PageElement, PageView, clean
 from openclaw_rl.lab.commands import new_folder
 from openclaw_rl.ledger.screenshot_folders import folder_name
@@ -34,11 +35,9 @@ class ScreenshotFolder:
     async def save(self, page: WebPage) -> bytes:
         """Take a screenshot and keep it. A page that cannot be drawn leaves a gap."""
         number = next(self._numbers)
-        try:
-            image = await page.screenshot()
-        except PageFailed:
-            return b""
-        await asyncio.to_thread(self._write, number, image)
+        image = await screenshot(page)
+        if image:
+            await asyncio.to_thread(self._write, number, image)
         return image
 
     def _write(self, number: int, image: bytes) -> None:

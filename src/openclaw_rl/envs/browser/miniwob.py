@@ -15,7 +15,7 @@ from openclaw_rl.envs.base import Message, Outcome, Task
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
 from openclaw_rl.envs.browser.page import WebPage
-from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, ScriptedScene
+from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, Scene, value_of
 from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
 from openclaw_rl.lab.tasks import checked_examples, checked_split, digest
 
@@ -66,7 +66,7 @@ class MiniWob:
         return Task(f"browser/{split}/{page}-{seed}", {"page": page, "seed": seed})
 
 
-class MiniWobScene(ScriptedScene):
+class MiniWobScene(Scene):
     """One page with one seed."""
 
     def __init__(self, folder: Path, page: str, seed: int, chromium: Chromium) -> None:
@@ -75,13 +75,13 @@ class MiniWobScene(ScriptedScene):
         self._seed = seed
 
     async def goal(self, page: WebPage) -> str:
-        return str(await self.value(page, START.format(seed=json.dumps(str(self._seed)))))
+        return str(await value_of(page, START.format(seed=json.dumps(str(self._seed)))))
 
     async def over(self, page: WebPage) -> bool:
-        return bool(await self.value(page, "WOB_DONE_GLOBAL"))
+        return bool(await value_of(page, "WOB_DONE_GLOBAL"))
 
     async def outcome(self, page: WebPage) -> Outcome:
-        done, reward, reason = await self.value(page, "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_REASON]")
+        done, reward, reason = await value_of(page, "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_REASON]")
         if not done:
             return Outcome(UNFINISHED, solved=False, hint="The task was not finished.")
         hint = "" if reward >= 1 else str(reason or "That was wrong.")

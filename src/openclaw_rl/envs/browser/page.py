@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from openclaw_rl.envs.base import EnvFailed, Outcome
+from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.view import PageElement, PageView
 
@@ -38,26 +38,6 @@ class WebPage(Protocol):
         """What happened since the last call: dialogs, refused requests, closed windows."""
         ...
 
-    async def close(self) -> None: ...
-
-
-class Scene(Protocol):
-    """What is on the page of one attempt: what is asked, when it is over, and how it is scored."""
-
-    solution: list[list[str]]
-    """The moves that solve it, where they are known: kind, role, name, text."""
-    max_steps: int
-
-    async def open(self) -> WebPage:
-        """A tab with the first page. Raises EnvFailed."""
-        ...
-
-    async def goal(self, page: WebPage) -> str:
-        """What is asked, in words."""
-        ...
-
-    async def over(self, page: WebPage) -> bool: ...
-    async def outcome(self, page: WebPage) -> Outcome: ...
     async def close(self) -> None: ...
 
 

@@ -10,12 +10,11 @@ from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.browser.actions import TOOL_NAME, BrowserAction
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.scenes import SiteScene
-from openclaw_rl.envs.browser.sites.search import Searches
-from openclaw_rl.envs.browser.sites.shop import Shops
-from openclaw_rl.envs.browser.sites.site import ModelPage, SiteDraft, SiteFamily, solve
+from openclaw_rl.envs.browser.site_pages import Site, SiteDraft, solve
+from openclaw_rl.envs.browser.sites import SearchSite, ShopSite
 from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
 
-FAMILIES: Mapping[str, SiteFamily] = {"search": Searches(), "shop": Shops()}
+FAMILIES: Mapping[str, type[Site]] = {"search": SearchSite, "shop": ShopSite}
 #: Level → what it asks for.
 LEVELS = {1: "one click on a short page", 2: "two to four actions", 3: "several pages, with something to leave alone"}
 #: Of so many goals one is held out, and one more is used for examples only.
@@ -44,7 +43,7 @@ class SiteTasks:
 
     def scene(self, task: Task, chromium: Chromium) -> SiteScene:
         data = task.data
-        return SiteScene(FAMILIES[data["family"]].site(data["content"]), data, chromium)
+        return SiteScene(FAMILIES[data["family"]](data["content"]), data, chromium)
 
     def examples(self, task: Task, *, offers_tool: bool) -> list[Message]:
         return site_examples(task.data["family"], task.data["level"], self._examples, offers_tool=offers_tool)
@@ -58,7 +57,7 @@ class SiteTasks:
             "level": level,
             "goal": draft.goal,
             "content": json.loads(json.dumps(draft.content)),
-            "solution": [move.as_list() for move in draft.solution],
+            "solution": list(draft.solution),
         }
         return Task(f"browser/{split}/{family}-{level}-{digest(data):016x}", data)
 
@@ -69,10 +68,9 @@ def site_examples(family: str, level: int, number: int, *, offers_tool: bool) ->
     messages: list[Message] = []
     for index in range(number):
         draft = draw(family, level, "examples", random)
-        page = ModelPage(FAMILIES[family].site(draft.content))
         reply: Message = {"role": "user"}
         before = f"{draft.goal}\n"
-        for turn, (shown, action) in enumerate(solve(page, [move.as_list() for move in draft.solution])):
+        for turn, (shown, action) in enumerate(solve(FAMILIES[family](draft.content), draft.solution)):
             messages.append({**reply, "content": before + shown})
             id_ = f"example{index}{turn}"
             messages.append(called(action, id_) if offers_tool else {"role": "assistant", "content": str(action)})

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from openclaw_rl.envs.browser.accessibility import MAX_NODES, clickable_nodes, read_tree
@@ -53,23 +54,6 @@ SET_VALUE = """function(value) {
   this.dispatchEvent(new Event("change", {bubbles: true}));
   return true;
 }"""
-#: Key → its Windows key code and the text that it enters.
-KEY_CODES = {
-    "Enter": (13, "\r"),
-    "Tab": (9, ""),
-    "Escape": (27, ""),
-    "Backspace": (8, ""),
-    "Delete": (46, ""),
-    "Space": (32, " "),
-    "Home": (36, ""),
-    "End": (35, ""),
-    "PageUp": (33, ""),
-    "PageDown": (34, ""),
-    "ArrowLeft": (37, ""),
-    "ArrowUp": (38, ""),
-    "ArrowRight": (39, ""),
-    "ArrowDown": (40, ""),
-}
 
 
 class ChromiumPage:
@@ -142,12 +126,15 @@ class ChromiumPage:
     async def close(self) -> None:
         await self._tab.close()
 
-    async def _send(self, method: str, limit: float = COMMAND_SECONDS, **params: Any) -> dict[str, Any]:
+    async def _send(self, method: str, limit: float = COMMAND_SECONDS, **params: Any) -> Any:
+        return await self._in_time(limit, lambda: self._tab.send(method, params))
+
+    async def _in_time(self, limit: float, command: Callable[[], Awaitable[Any]]) -> Any:
         try:
             async with asyncio.timeout(limit):
                 while True:
                     try:
-                        return await self._tab.send(method, params)
+                        return await command()
                     except PageFailed as error:
                         if BETWEEN_PAGES not in str(error):
                             raise
@@ -211,9 +198,7 @@ class ChromiumPage:
 
     async def _click(self, element: PageElement | None) -> None:
         x, y = await self._middle(element)
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            button = "none" if kind == "mouseMoved" else "left"
-            await self._send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1)
+        await self._in_time(COMMAND_SECONDS, lambda: self._tab.click(x, y))
 
     async def _middle(self, element: PageElement | None) -> tuple[float, float]:
         """The middle of an element, which is scrolled into view."""
@@ -270,8 +255,7 @@ class ChromiumPage:
         await self._send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=pixels)
 
     async def _press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            await self._send("Input.dispatchKeyEvent", type=kind, **key_event(key, kind))
+        await self._in_time(COMMAND_SECONDS, lambda: self._tab.press(key))
 
     async def _back(self) -> None:
         history = await self._send("Page.getNavigationHistory")
@@ -286,10 +270,3 @@ def error_text(details: dict[str, Any]) -> str:
     """The first line of a JavaScript error."""
     lines = str(details.get("exception", {}).get("description") or details.get("text", "")).splitlines()
     return lines[0][:200] if lines else "an error without a text"
-
-
-def key_event(key: str, kind: str) -> dict[str, Any]:
-    """The parameters of one event of a key, keyDown or keyUp."""
-    code, text = KEY_CODES[key]
-    event: dict[str, Any] = {"key": text if text == " " else key, "code": key, "windowsVirtualKeyCode": code}
-    return event | {"text": text, "unmodifiedText": text} if text and kind == "keyDown" else event
