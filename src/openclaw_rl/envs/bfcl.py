@@ -22,15 +22,13 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
 from openclaw_rl.envs.calls import MadeCall, read_calls
-from openclaw_rl.lab.tasks import split_of, text_digest
+from openclaw_rl.lab.tasks import checked_split, in_rounds, split_of, text_digest
 
 PACKAGE = "bfcl_eval"
 MISSING = "The environment bfcl needs the package bfcl-eval: pip install --no-deps bfcl-eval"
@@ -68,16 +66,10 @@ class Bfcl:
             self._tasks[split].append(Task(f"bfcl/{split}/{entry['id']}", entry))
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        if split not in self._tasks:
-            raise ConfigError(f"bfcl has no split {split}; the splits are {' and '.join(self._tasks)}.")
-        return self._repeated(split, seed)
+        return in_rounds("bfcl", self._tasks[checked_split("bfcl", split)], seed)
 
     def open(self, task: Task) -> "BfclEpisode":
         return BfclEpisode(task.data)
-
-    def _repeated(self, split: str, seed: int) -> Iterator[Task]:
-        for turn in count():
-            yield from Random(f"bfcl {seed} {turn}").sample(self._tasks[split], len(self._tasks[split]))
 
 
 class BfclEpisode:

@@ -1,11 +1,18 @@
-"""What generated tasks and data sets share: checked choices, and which tasks are held out."""
+"""What generated tasks and data sets share: checked choices, files of tasks, and which tasks are held out."""
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
 
-from openclaw_rl.config.options import ConfigError
+from pydantic import ValidationError
+
+from openclaw_rl.config.options import ConfigError, read_text
+
+T = TypeVar("T")
 
 TRAIN, HELD_OUT = "train", "held-out"
 #: The splits of every built-in environment.
@@ -52,3 +59,35 @@ def digest(content: Any) -> int:
 
 def text_digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def split_with_examples(digest: int) -> str:
+    """The split of a generated task: as `split_of`, but one in so many more is used for examples only."""
+    return "examples" if digest % HELD_OUT_ONE_IN == 1 else split_of(digest)
+
+
+def in_rounds(name: str, tasks: Sequence[T], seed: int) -> Iterator[T]:
+    """The tasks without end; each round has all of them, in an order that the seed decides."""
+    for number in count():
+        yield from Random(f"{name} {seed} {number}").sample(tasks, len(tasks))
+
+
+def read_json_lines(path: Path, option: str) -> list[tuple[str, Any]]:
+    """The values of a file with one JSON value a line, each with the place that a message names. Raises ConfigError."""
+    values = []
+    for number, line in enumerate(read_text(path, option).splitlines(), 1):
+        if not line.strip():
+            continue
+        place = f"{option}: {path}, line {number}"
+        try:
+            values.append((place, json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{place}: Invalid JSON: {error}.") from None
+    return values
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of the problems that pydantic found, with its place."""
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"]))
+    return f"{where}{': ' if where else ''}{problem['msg'].removeprefix('Value error, ')}"

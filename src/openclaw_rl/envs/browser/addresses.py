@@ -1,20 +1,17 @@
 """Tasks on any page: its address, what is asked, and a JavaScript expression that checks it."""
 
-import json
 from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-from openclaw_rl.config.options import ConfigError, read_text
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import Scene, value_of
-from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
-from openclaw_rl.lab.tasks import SPLITS, checked_examples, digest
+from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, site_examples
+from openclaw_rl.lab.tasks import SPLITS, checked_examples, digest, in_rounds, read_json_lines, split_of
 
 MAX_STEPS = 15
 FIELDS = ("url", "goal", "check")
@@ -23,21 +20,20 @@ FIELDS = ("url", "goal", "check")
 class Addresses:
     """Tasks of a file, or the one that the arguments give. The tasks of a split repeat in a new order without end."""
 
-    def __init__(self, lines: list[Mapping[str, Any]], examples: Any = None) -> None:
+    def __init__(self, lines: list[Mapping[str, Any]], examples: Any = 2) -> None:
         self._tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
         for number, line in enumerate(lines, 1):
             split, task = checked_line(line, number)
             # A single task is all that there is, for both splits.
             for one in SPLITS if len(lines) == 1 else (split,):
                 self._tasks[one].append(task)
-        self._examples = checked_examples("browser", 2 if examples is None else examples, MAX_EXAMPLES)
+        self._examples = checked_examples("browser", examples, MAX_EXAMPLES)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         tasks = self._tasks.get(split)
         if not tasks:
             raise ConfigError(f"There is no task for the split {split}.")
-        for index in count():
-            yield from Random(f"addresses {split} {seed} {index}").sample(tasks, len(tasks))
+        return in_rounds(f"addresses {split}", tasks, seed)
 
     def scene(self, task: Task, chromium: Chromium) -> "AddressScene":
         return AddressScene(task.data, chromium)
@@ -73,14 +69,7 @@ class AddressScene(Scene):
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:
     """The tasks of a file, one JSON object on each line. Raises ConfigError."""
-    lines = []
-    for number, line in enumerate(read_text(path, "--env-arg tasks").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            lines.append(json.loads(line))
-        except ValueError as error:
-            raise ConfigError(f"{path}, line {number}: not JSON: {error}.") from None
+    lines = [line for _, line in read_json_lines(path, "--env-arg tasks")]
     if not lines:
         raise ConfigError(f"{path} has no task.")
     return lines
@@ -99,7 +88,7 @@ def checked_line(line: Any, number: int) -> tuple[str, Task]:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigError(f"Task {number}: max_steps must be a number from 1 on, not {steps!r:.40}.")
     task_number = digest({name: line[name] for name in FIELDS})
-    split = line.get("split") or ("held-out" if task_number % SPLIT_ONE_IN == 0 else "train")
+    split = line.get("split") or split_of(task_number)
     if split not in SPLITS:
         raise ConfigError(f"Task {number}: the splits are {' and '.join(SPLITS)}, not {split}.")
     return split, Task(f"browser/{split}/{parts.hostname}-{task_number:016x}", dict(line))

@@ -66,7 +66,7 @@ class BrowserEnvironment:
 def make_browser(
     pages: Any = None,
     levels: Any = None,
-    examples: Any = None,
+    examples: Any = 2,
     miniwob: Any = None,
     url: str | None = None,
     goal: str | None = None,

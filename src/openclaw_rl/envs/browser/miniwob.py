@@ -16,8 +16,8 @@ from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
 from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, Scene, value_of
-from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
-from openclaw_rl.lab.tasks import checked_examples, checked_split, digest
+from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, site_examples
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, split_of
 
 PACKAGE = "miniwob"
 MISSING = "The pages of MiniWoB++ need the package miniwob: pip install --no-deps miniwob"
@@ -39,14 +39,14 @@ class MiniWob:
     One task is a page and a seed; the two together belong to one split, by a digest.
     """
 
-    def __init__(self, pages: Any = "all", examples: Any = None) -> None:
+    def __init__(self, pages: Any = "all", examples: Any = 2) -> None:
         self._folder = html_folder()
         known = sorted(path.stem for path in (self._folder / "miniwob").glob("*.html"))
         names = pages.split(",") if isinstance(pages, str) else list(pages)
         self._pages = known if names == ["all"] else names
         if unknown := [name for name in self._pages if name not in known]:
             raise ConfigError(f"MiniWoB++ has no page {unknown[0]}; there are {', '.join(known)}.")
-        self._examples = checked_examples("browser", 2 if examples is None else examples, MAX_EXAMPLES)
+        self._examples = checked_examples("browser", examples, MAX_EXAMPLES)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         checked_split("browser", split)
@@ -61,7 +61,7 @@ class MiniWob:
 
     def _task(self, split: str, random: Random) -> Task:
         page = random.choice(self._pages)
-        while split_of(page, seed := random.randrange(SEEDS)) != split:
+        while split_of(digest([page, seed := random.randrange(SEEDS)])) != split:
             pass
         return Task(f"browser/{split}/{page}-{seed}", {"page": page, "seed": seed})
 
@@ -92,10 +92,6 @@ class MiniWobScene(Scene):
         if not path.is_relative_to(self._folder) or not path.is_file():
             return SiteReply(status=404)
         return SiteReply(path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
-
-
-def split_of(page: str, seed: int) -> str:
-    return "held-out" if digest([page, seed]) % SPLIT_ONE_IN == 0 else "train"
 
 
 def html_folder() -> Path:

@@ -12,13 +12,11 @@ from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.scenes import SiteScene
 from openclaw_rl.envs.browser.site_pages import Site, SiteDraft, solve
 from openclaw_rl.envs.browser.sites import SearchSite, ShopSite
-from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several, split_with_examples
 
 FAMILIES: Mapping[str, type[Site]] = {"search": SearchSite, "shop": ShopSite}
 #: Level → what it asks for.
 LEVELS = {1: "one click on a short page", 2: "two to four actions", 3: "several pages, with something to leave alone"}
-#: Of so many goals one is held out, and one more is used for examples only.
-SPLIT_ONE_IN = 5
 #: An example has up to 20 messages, and an episode begins with at most 64.
 MAX_EXAMPLES = 3
 
@@ -32,10 +30,10 @@ class SiteTasks:
     - A task's data holds the whole site and the moves that solve it; the model sees neither.
     """
 
-    def __init__(self, pages: Any = None, levels: Any = None, examples: Any = None) -> None:
-        self._families = several("browser", "page", pages, FAMILIES) if pages is not None else tuple(FAMILIES)
-        self._levels = several("browser", "level", levels, LEVELS) if levels is not None else (1,)
-        self._examples = checked_examples("browser", 2 if examples is None else examples, MAX_EXAMPLES)
+    def __init__(self, pages: Any = tuple(FAMILIES), levels: Any = (1,), examples: Any = 2) -> None:
+        self._families = several("browser", "page", pages, FAMILIES)
+        self._levels = several("browser", "level", levels, LEVELS)
+        self._examples = checked_examples("browser", examples, MAX_EXAMPLES)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         checked_split("browser", split)
@@ -89,11 +87,6 @@ def called(action: BrowserAction, id_: str) -> Message:
 
 def draw(family: str, level: int, split: str, random: Random) -> SiteDraft:
     """A task of a family that belongs to a split."""
-    while split_of(draft := FAMILIES[family].draw(random, level)) != split:
+    while split_with_examples(digest((draft := FAMILIES[family].draw(random, level)).goal)) != split:
         pass
     return draft
-
-
-def split_of(draft: SiteDraft) -> str:
-    """The split of what is asked."""
-    return {0: "held-out", 1: "examples"}.get(digest(draft.goal) % SPLIT_ONE_IN, "train")

@@ -18,19 +18,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from openclaw_rl.config.options import ConfigError, read_text
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
 from openclaw_rl.envs.swe.episode import RepositoryEpisode, TestGoal
 from openclaw_rl.envs.swe.packages import Files
 from openclaw_rl.envs.swe.repository import FolderTree, Repository
 from openclaw_rl.envs.swe.suites import Interpreter, PytestSuite
 from openclaw_rl.envs.swe.tools import TOOLS
-from openclaw_rl.lab.tasks import SPLITS, checked_split, digest, split_of
+from openclaw_rl.lab.tasks import SPLITS, checked_split, digest, first_problem, in_rounds, read_json_lines, split_of
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.kinds import ContainerSandbox
 
@@ -90,17 +89,11 @@ def read_instances(folder: Path) -> list[Instance]:
     """The instances of a folder. Raises ConfigError, which names the line."""
     file = folder if folder.suffix == ".jsonl" else folder / INSTANCES
     instances = []
-    for number, line in enumerate(read_text(file, "path").splitlines(), 1):
-        if not line.strip():
-            continue
-        place = f"{file}, line {number}"
+    for place, line in read_json_lines(file, "path"):
         try:
-            instance = Instance.model_validate(json.loads(line))
+            instance = Instance.model_validate(line)
         except ValidationError as error:
-            problem = error.errors()[0]
-            raise ConfigError(f"{place}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}.") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{place}: {error}.") from None
+            raise ConfigError(f"{place}: {first_problem(error)}.") from None
         if wrong := [id_ for id_ in [*instance.must_pass, *instance.must_keep] if "::" not in id_]:
             raise ConfigError(f"{place}: {wrong[0]} is not a test of pytest, such as tests/test_a.py::test_b.")
         instances.append(instance)
@@ -112,7 +105,7 @@ def read_instances(folder: Path) -> list[Instance]:
 class SweBench:
     """Instances of a file, each with its repository.
 
-    - A split gives its instances in an order that the seed decides, again and again.
+    - A split gives its instances in an order that the seed decides, without end.
     - A repository is exported once, and all its episodes wait for that export. It goes on if one of them gives up;
       only a failed export is tried again. An episode never changes the exported files.
     - At the end, the tests of the instance's test patch are put into a clean copy with the policy's edits of sources.
@@ -147,7 +140,7 @@ class SweBench:
         ids = sorted(id_ for id_, instance in self._instances.items() if instance.in_split == split)
         if not ids:
             raise ConfigError(f"{self._path} has no instances of the split {split}.")
-        return self._shuffled(ids, Random(f"swe {split} {seed}"))
+        return in_rounds(f"swe {split}", [Task(f"swe/{id_}", {"instance": id_}) for id_ in ids], seed)
 
     def open(self, task: Task) -> "BenchEpisode":
         return BenchEpisode(self, self._instances[task.data["instance"]])
@@ -207,12 +200,6 @@ class SweBench:
             sandbox = ContainerSandbox(sandbox.name, instance.image)
             interpreter = Interpreter(IMAGE_PYTHON)
         return PytestSuite(sandbox, interpreter, tests, [*instance.must_pass, *instance.must_keep], self._seconds)
-
-    @staticmethod
-    def _shuffled(ids: list[str], random: Random) -> Iterator[Task]:
-        while True:
-            random.shuffle(ids)
-            yield from (Task(f"swe/{id_}", {"instance": id_}) for id_ in list(ids))
 
 
 class BenchEpisode:

@@ -16,7 +16,7 @@ from openclaw_rl.envs.terminal.episode import SEVERAL_COMMANDS, TerminalEpisode,
 from openclaw_rl.envs.terminal.families import FAMILIES
 from openclaw_rl.envs.terminal.families.draft import TerminalDraft
 from openclaw_rl.envs.terminal.user_tasks import UserTasks
-from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several, split_with_examples
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.fences.run_command import PATH
 from openclaw_rl.sandbox.kinds import DEFAULT_IMAGE, ContainerSandbox, choose_sandbox, trial
@@ -25,8 +25,6 @@ from openclaw_rl.sandbox.kinds import DEFAULT_IMAGE, ContainerSandbox, choose_sa
 TURNS = {1: 1, 2: 4, 3: 6}
 #: How a command is given.
 STYLES = ("block", "tool")
-#: Of so many tasks one is held out, and one more is used for examples only.
-SPLIT_ONE_IN = 5
 MAX_EXAMPLES = 8
 #: Family → the program that it needs.
 PROGRAMS = {"git": "git", "archives": "tar", "processes": "flock"}
@@ -142,8 +140,7 @@ def draw(family: str, level: int, split: str, random: Random, kind: int | None =
 
 def split_of(family: str, draft: TerminalDraft) -> str:
     """The split of a task. It depends on what has to be done, and not on how it is worded."""
-    number = digest([family, draft.key or draft.solution])
-    return {0: "held-out", 1: "examples"}.get(number % SPLIT_ONE_IN, "train")
+    return split_with_examples(digest([family, draft.key or draft.solution]))
 
 
 def example(draft: TerminalDraft, level: int, style: str, id_: str) -> list[Message]:

@@ -13,7 +13,7 @@ from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.toolcall.builtin import KINDS, TOOLS, BuiltinToolbox, Draft, normalise, run
 from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode
 from openclaw_rl.envs.toolcall.user_tools import UserTools
-from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several
+from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several, split_with_examples
 
 #: Level → what it asks for.
 LEVELS = {
@@ -22,8 +22,6 @@ LEVELS = {
     3: "one call, then the answer, with the tools of all kinds on offer",
     4: "two calls, the second with the result of the first, then the answer, with the tools of all kinds on offer",
 }
-#: Of so many questions one is held out, and one more is used for examples only.
-SPLIT_ONE_IN = 5
 #: An example has up to six messages, and an episode begins with at most 64.
 MAX_EXAMPLES = 8
 CALL_ONLY = "Answer the user's question with one tool call."
@@ -109,8 +107,7 @@ def draw(kind: str, level: int, split: str, random: Random) -> Draft:
 def split_of(draft: Draft) -> str:
     """The split of a question. It depends on the first call alone, which the question determines."""
     first = draft.calls[0]
-    number = digest([first.name, dict(normalise(first.name, first.arguments))])
-    return {0: "held-out", 1: "examples"}.get(number % SPLIT_ONE_IN, "train")
+    return split_with_examples(digest([first.name, dict(normalise(first.name, first.arguments))]))
 
 
 def example(draft: Draft, level: int, index: int) -> list[Message]:

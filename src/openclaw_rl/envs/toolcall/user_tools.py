@@ -13,20 +13,18 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any, Literal, Self
 
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
 
-from openclaw_rl.config.options import ConfigError, read_text
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
 from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode
 from openclaw_rl.envs.toolcall.user_config import OPTION, StrictPart, read_tools_config
 from openclaw_rl.envs.toolcall.user_toolbox import UserToolbox
-from openclaw_rl.lab.tasks import split_of, text_digest
+from openclaw_rl.lab.tasks import first_problem, in_rounds, read_json_lines, split_of, text_digest
 from openclaw_rl.plugins import describe, load_plugin
 
 
@@ -42,7 +40,7 @@ class UserTools:
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         if not self._tasks.get(split):
             raise ConfigError(f"{OPTION}: {self._config.tasks} has no task of the split {split}.")
-        return _shuffled(self._tasks[split], seed)
+        return in_rounds("tools", self._tasks[split], seed)
 
     def open(self, task: Task) -> ToolEpisode:
         data = task.data
@@ -88,11 +86,6 @@ class UserToolsEpisode(ToolEpisode):
         await self._user_toolbox.close()
 
 
-def _shuffled(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
-    for turn in count():
-        yield from Random(f"tools {seed} {turn}").sample(tasks, len(tasks))
-
-
 class WantedCall(StrictPart):
     """A call that a task expects."""
 
@@ -129,17 +122,11 @@ class TaskLine(StrictPart):
 def read_tasks(path: Path, tools: Sequence[str], system: str) -> dict[str, list[Task]]:
     """The tasks of each split. Raises ConfigError, which names the line."""
     tasks: dict[str, list[Task]] = {"train": [], "held-out": []}
-    for number, line in enumerate(read_text(path, OPTION).splitlines(), 1):
-        if not line.strip():
-            continue
-        place = f"{OPTION}: {path}, line {number}"
+    for place, line in read_json_lines(path, OPTION):
         try:
-            task = TaskLine.model_validate_json(line)
+            task = TaskLine.model_validate(line)
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            said = problem["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{place}: {where}{': ' if where else ''}{said}.") from None
+            raise ConfigError(f"{place}: {first_problem(error)}.") from None
         if unknown := [call.name for call in task.calls if call.name not in tools]:
             raise ConfigError(f"{place} expects a call of {unknown[0]}, which is not one of the tools.")
         checker = _checker(task.checker, path.parent, place) if task.checker else ""
