@@ -8,7 +8,7 @@ import pytest
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Task
-from openclaw_rl.envs.bfcl import Bfcl, BfclEpisode, package_folder, read_reference
+from openclaw_rl.envs.bfcl import Bfcl, BfclEpisode, read_reference
 from openclaw_rl.envs.registry import make_environment
 from support.policies import attempt, calls, says
 
@@ -18,7 +18,6 @@ needs_package = pytest.mark.skipif(
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    package_folder.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package bfcl-eval: pip install --no-deps bfcl-eval"):
         make_environment("bfcl")
@@ -26,7 +25,6 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(scope="module")
 def environment() -> Bfcl:
-    package_folder.cache_clear()
     return Bfcl()
 
 

@@ -18,20 +18,17 @@ import ast
 import copy
 import functools
 import importlib
-import importlib.util
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
 from openclaw_rl.envs.calls import MadeCall, read_calls
+from openclaw_rl.lab.bfcl_data import find_data, json_schema, read_entries, read_with_answers
 from openclaw_rl.lab.tasks import checked_split, in_rounds, split_of, text_digest
 
-PACKAGE = "bfcl_eval"
-MISSING = "The environment bfcl needs the package bfcl-eval: pip install --no-deps bfcl-eval"
 TASKS = "BFCL_v4_multi_turn_base.json"
 SOURCES = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 #: Class of tools → its module and the file that describes its functions, which have the same name but for this one.
@@ -47,8 +44,6 @@ CLASSES = {
 }
 #: Has no state to load.
 STATELESS = "MathAPI"
-#: The package's names of types → JSON's.
-TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 #: Arguments whose size decides how long a call takes, and their largest value.
 LARGEST = {"precision": 100, "exponent": 1000, "decimal_places": 100}
 #: Answers with calls that one request may take, and calls that one answer may have.
@@ -61,7 +56,7 @@ class Bfcl:
 
     def __init__(self) -> None:
         self._tasks: dict[str, list[Task]] = {"train": [], "held-out": []}
-        for entry in read_entries():
+        for entry in read_tasks():
             split = split_of(text_digest(entry["id"]))
             self._tasks[split].append(Task(f"bfcl/{split}/{entry['id']}", entry))
 
@@ -177,22 +172,11 @@ def read_reference(call: str, tools: Tools) -> tuple[str, dict[str, Any]]:
     return tree.func.id, arguments | {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
 
 
-@functools.cache
-def package_folder() -> Path:
-    """Where the package is. Raises ConfigError."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(MISSING)
-    return Path(spec.submodule_search_locations[0])
-
-
-def read_entries() -> list[dict[str, Any]]:
+def read_tasks() -> list[dict[str, Any]]:
     """The tasks with their reference calls. Raises ConfigError."""
-    data = package_folder() / "data"
+    file = find_data(TASKS)
     try:
-        entries = _read_lines(data / TASKS)
-        answers = {entry["id"]: entry["ground_truth"] for entry in _read_lines(data / "possible_answer" / TASKS)}
-        return [{**entry, "ground_truth": answers[entry["id"]]} for entry in entries]
+        return read_with_answers(file)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"The installed bfcl-eval has other tasks than 2026.3.23: {error}.") from None
 
@@ -206,22 +190,10 @@ def tools_of(entry: Mapping[str, Any]) -> Sequence[Tool]:
 
 @functools.cache
 def _descriptions(name: str) -> list[dict[str, Any]]:
-    functions = _read_lines(package_folder() / "data" / "multi_turn_func_doc" / f"{CLASSES[name]}.json")
+    functions = read_entries(find_data(f"multi_turn_func_doc/{CLASSES[name]}.json"))
     return [
-        {key: _json_types(function[key]) for key in ("name", "description", "parameters")} for function in functions
+        {key: json_schema(function[key]) for key in ("name", "description", "parameters")} for function in functions
     ]
-
-
-def _json_types(value: Any) -> Any:
-    """A schema with JSON's names of types."""
-    if isinstance(value, list):
-        return [_json_types(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    changed = {key: _json_types(item) for key, item in value.items()}
-    if isinstance(kind := value.get("type"), str):
-        changed["type"] = TYPES.get(kind, kind)
-    return changed
 
 
 def _contains(results: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -232,7 +204,3 @@ def _contains(results: Sequence[str], wanted: Sequence[str]) -> bool:
             return False
         left.remove(result)
     return True
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
