@@ -26,7 +26,7 @@ from typing import Any
 from openclaw_rl.envs.swe.assert_tests_child import MAX_SHOWN
 from openclaw_rl.envs.swe.packages import Files, literal, parse
 from openclaw_rl.envs.swe.repository import Repository, is_protected
-from openclaw_rl.envs.swe.suites import TestResult, new_folder, output_of_tests, to_its_end_in_thread
+from openclaw_rl.envs.swe.suites import TestResult, copy_of, output_of_tests
 from openclaw_rl.sandbox.base import Sandbox
 
 #: Limits of one run of such tests.
@@ -123,8 +123,7 @@ class AssertSuite:
         return await self._run(repository, await asyncio.to_thread(prepare, self._tests), judged=True)
 
     async def _run(self, repository: Repository, tests: AssertTests, *, judged: bool) -> dict[str, TestResult]:
-        async with new_folder() as folder:
-            await to_its_end_in_thread(lambda: repository.copy_to(folder, judged=judged))
+        async with copy_of(repository, judged=judged) as folder:
             outcome = await self._sandbox.run(
                 [*BARE_PYTHON, RUNNER],
                 folder,

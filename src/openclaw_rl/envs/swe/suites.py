@@ -7,7 +7,7 @@ What the policy can edit by name is put back (see `repository`); `assert_tests` 
 import asyncio
 import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from openclaw_rl.envs.swe.assert_tests_child import STARTED
 from openclaw_rl.envs.swe.packages import Files
 from openclaw_rl.envs.swe.repository import Repository, write
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
-from openclaw_rl.sandbox.programs import ProgramOutcome
+from openclaw_rl.sandbox.programs import ProgramOutcome, even_if_cancelled
 
 #: How long Python may take to say that it works; a container's image may have to be loaded.
 TRIAL_SECONDS = 60.0
@@ -95,15 +95,6 @@ class TestSuite(Protocol):
         """Run the original tests, also hidden ones, on a clean copy with the edits of sources."""
 
 
-async def to_its_end_in_thread(work: Callable[[], None]) -> None:
-    """Do work in a thread. When cancelled, wait for its end: it must not go on in a folder that is deleted."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        await asyncio.shield(running)
-    finally:
-        await asyncio.wait([running])
-
-
 @asynccontextmanager
 async def new_folder() -> AsyncIterator[Path]:
     """A folder for one run, which is deleted, whatever the run has left in it."""
@@ -111,7 +102,22 @@ async def new_folder() -> AsyncIterator[Path]:
     try:
         yield folder
     finally:
-        await to_its_end_in_thread(lambda: remove_folder(folder))
+        await even_if_cancelled(asyncio.to_thread(remove_folder, folder))
+
+
+@asynccontextmanager
+async def copy_of(repository: Repository, *, judged: bool, tests: Files | None = None) -> AsyncIterator[Path]:
+    """A folder for one run with a clean copy of a repository, in which these tests are put."""
+    async with new_folder() as folder:
+
+        def copy() -> None:
+            repository.copy_to(folder, judged=judged)
+            for path, text in (tests or {}).items():
+                write(folder, path, text)
+
+        # To its end: it must not go on in a folder that is deleted.
+        await even_if_cancelled(asyncio.to_thread(copy))
+        yield folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +146,12 @@ class PytestSuite:
         self._files = sorted({id_.partition("::")[0] for id_ in ids})
 
     async def run(self, repository: Repository) -> dict[str, TestResult]:
-        async with new_folder() as folder:
-            await to_its_end_in_thread(lambda: repository.copy_to(folder, judged=False))
+        async with copy_of(repository, judged=False) as folder:
             return await self._run(folder)
 
     async def judge(self, repository: Repository) -> dict[str, TestResult]:
-        async with new_folder() as folder:
-            await to_its_end_in_thread(lambda: self._copy_with_tests(repository, folder))
+        async with copy_of(repository, judged=True, tests=self._tests) as folder:
             return await self._run(folder)
-
-    def _copy_with_tests(self, repository: Repository, folder: Path) -> None:
-        repository.copy_to(folder, judged=True)
-        for path, text in self._tests.items():
-            write(folder, path, text)
 
     async def _run(self, folder: Path) -> dict[str, TestResult]:
         files = [file for file in self._files if (folder / file).exists()]

@@ -6,6 +6,7 @@ and drafts with two calls, of which the second needs the result of the first.
 
 import datetime
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -18,7 +19,12 @@ from openclaw_rl.envs.calls import ExpectedCall, ToolFailed
 LARGEST = 1e12
 #: Digits after the point in results.
 DECIMALS = 4
-OPERATIONS = ("add", "subtract", "multiply", "divide")
+OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+}
 FIELDS = ("extension", "city", "team", "manager")
 #: Unit → (dimension, how many of the dimension's base unit it is).
 UNITS = {
@@ -71,15 +77,7 @@ def calculate(_world: World, operation: str, a: float, b: float) -> Value:
     _check_sizes(a, b)
     if operation == "divide" and b == 0:
         raise ToolFailed("Nothing can be divided by 0.")
-    match operation:
-        case "add":
-            return _rounded(a + b)
-        case "subtract":
-            return _rounded(a - b)
-        case "multiply":
-            return _rounded(a * b)
-        case _:
-            return _rounded(a / b)
+    return _rounded(OPERATIONS[operation](a, b))
 
 
 def look_up(world: World, name: str, field: str) -> Value:
@@ -248,7 +246,7 @@ THEN = {
 
 
 def _arithmetic(random: Random) -> tuple[str, ExpectedCall]:
-    operation = random.choice(OPERATIONS)
+    operation = random.choice(list(OPERATIONS))
     a = random.randint(2, 999)
     b = random.randint(2, 99)
     if operation == "divide":
