@@ -16,7 +16,6 @@ from openclaw_rl.app.config import load
 from openclaw_rl.app.server import bind, check, run
 from openclaw_rl.engines import transaction as transaction_module
 from openclaw_rl.engines.tinker import connection as connection_module
-from openclaw_rl.learn import loop as loop_module
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import load_turn
@@ -29,7 +28,6 @@ ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(transaction_module, "RETRY_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(loop_module, "FIRST_PAUSE", 0.05)
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, WeightForm
-from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler, WeightNumbers
+from openclaw_rl.engines.remote.replica import ReplicaTimes
 from openclaw_rl.engines.remote.sampler import RemoteOptions
 from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.types import SampleRequest, SamplingParams, ScoreRequest
@@ -18,13 +18,8 @@ from support.inference_servers import ServerDouble
 Recorded = list[tuple[int, int, str]]
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Health is looked at more often than in earnest."""
-    monkeypatch.setattr(replica_module, "HEALTH_SECONDS", 0.05)
-    monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT", 0.3)
-    monkeypatch.setattr(replica_module, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(replica_module, "MAX_PAUSE_SECONDS", 0.05)
+#: Health is looked at more often than in earnest.
+QUICK = ReplicaTimes(health=0.05, health_answer=0.3, retry=0.02, max_pause=0.05)
 
 
 @pytest.fixture
@@ -37,7 +32,7 @@ async def server() -> AsyncIterator[ServerDouble]:
 
 @pytest.fixture
 async def sampler(server: ServerDouble, tiny_model: Path, tmp_path: Path) -> AsyncIterator[OutsideWeightsSampler]:
-    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path, times=QUICK)
     sampler = OutsideWeightsSampler(VllmDialect(), [(InferenceServer(server.url), None)], options)
     await sampler.start()
     yield sampler

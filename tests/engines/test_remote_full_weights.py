@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,18 @@ from openclaw_rl.app.config import load
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, VersionGone, WeightForm
 from openclaw_rl.engines.factory import sampler_factory
-from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.model_folder import UnusableModel, check_model_folder, has_tied_head
+from openclaw_rl.engines.remote.replica import ReplicaTimes
 from openclaw_rl.engines.remote.sampler import RemoteOptions
 from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams, ScoreRequest
 from support.inference_servers import ServerDouble
 from support.tiny_models import save_tiny_model
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Health is looked at more often than in earnest."""
-    monkeypatch.setattr(replica_module, "HEALTH_SECONDS", 0.05)
-    monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT", 0.3)
-    monkeypatch.setattr(replica_module, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(replica_module, "MAX_PAUSE_SECONDS", 0.05)
+#: Health is looked at more often than in earnest.
+QUICK = ReplicaTimes(health=0.05, health_answer=0.3, retry=0.02, max_pause=0.05)
 
 
 @pytest.fixture
@@ -44,8 +39,10 @@ async def servers(tiny_model: Path) -> AsyncIterator[list[ServerDouble]]:
         await server.stop()
 
 
-def sampler_of(servers: list[ServerDouble], model: Path, folder: Path) -> FullWeightSampler:
-    options = RemoteOptions(model, None, 16, 16, 2, 0, folder)
+def sampler_of(
+    servers: list[ServerDouble], model: Path, folder: Path, times: ReplicaTimes = QUICK
+) -> FullWeightSampler:
+    options = RemoteOptions(model, None, 16, 16, 2, 0, folder, times=times)
     return FullWeightSampler(VllmDialect(), [(InferenceServer(server.url), None) for server in servers], options)
 
 
@@ -224,8 +221,7 @@ async def test_an_answer_of_other_weights_is_never_recorded_under_the_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that was started again so quickly that nobody noticed has its own model."""
-    monkeypatch.setattr(replica_module, "HEALTH_SECONDS", 60.0)
-    sampler = sampler_of(servers[:1], tiny_model, tmp_path / "policies")
+    sampler = sampler_of(servers[:1], tiny_model, tmp_path / "policies", replace(QUICK, health=60.0))
     await sampler.start()
     await sampler.publish(1, policy(1))
     servers[0].model.loaded, servers[0].model.weights = 0, "default"

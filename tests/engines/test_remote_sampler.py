@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ from openclaw_rl.app.config import load
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, WeightForm
 from openclaw_rl.engines.factory import sampler_factory
-from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.process import ServerProcess
-from openclaw_rl.engines.remote.replica import BLOCK_TOKENS
+from openclaw_rl.engines.remote.replica import BLOCK_TOKENS, ReplicaTimes
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.engines.remote.sglang import SglangDialect
 from openclaw_rl.engines.remote.vllm import VllmDialect
@@ -30,14 +30,8 @@ from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, Samplin
 from support.inference_servers import ServerDouble
 from support.server_program import ROOT
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Health is looked at more often than in earnest."""
-    monkeypatch.setattr(replica_module, "HEALTH_SECONDS", 0.05)
-    monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT", 0.3)
-    monkeypatch.setattr(replica_module, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(replica_module, "MAX_PAUSE_SECONDS", 0.05)
+#: Health is looked at more often than in earnest.
+QUICK = ReplicaTimes(health=0.05, health_answer=0.3, retry=0.02, max_pause=0.05)
 
 
 @pytest.fixture
@@ -50,8 +44,10 @@ async def servers() -> AsyncIterator[list[ServerDouble]]:
         await server.stop()
 
 
-def sampler_of(servers: list[ServerDouble], model: Path, folder: Path, rank: int = 4) -> RemoteSampler:
-    options = RemoteOptions(model, None, 16, 16, 2, rank, folder)
+def sampler_of(
+    servers: list[ServerDouble], model: Path, folder: Path, rank: int = 4, times: ReplicaTimes = QUICK
+) -> RemoteSampler:
+    options = RemoteOptions(model, None, 16, 16, 2, rank, folder, times=times)
     return RemoteSampler(VllmDialect(), [(InferenceServer(server.url), None) for server in servers], options)
 
 
@@ -63,6 +59,11 @@ async def sampler(servers: list[ServerDouble], tiny_model: Path, tmp_path: Path)
         server.model.asked.clear()
     yield sampler
     await sampler.close()
+
+
+def set_times(sampler: RemoteSampler, **seconds: float) -> None:
+    for replica in sampler.replicas:
+        replica.times = replace(replica.times, **seconds)
 
 
 async def ask(sampler: RemoteSampler, prompt: list[int], tokens: int = 2, **given: Any) -> list[SampledToken]:
@@ -235,8 +236,7 @@ async def test_a_server_that_dies_is_left_out_and_taken_back_with_its_versions(
 async def test_a_server_that_was_started_again_unnoticed_gets_its_versions_back(
     servers: list[ServerDouble], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_module, "HEALTH_SECONDS", 60.0)
-    sampler = sampler_of(servers[:1], tiny_model, tmp_path)
+    sampler = sampler_of(servers[:1], tiny_model, tmp_path, times=replace(QUICK, health=60.0))
     await sampler.start()
     await sampler.publish(1, adapter(tmp_path / "v1"))
     servers[0].model.slots.clear()
@@ -250,7 +250,7 @@ async def test_a_server_whose_password_is_in_the_url_is_named_without_it(
     servers: list[ServerDouble], tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = servers[0].url.replace("http://", "http://me:secret@")
-    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path, times=QUICK)
     sampler = RemoteSampler(VllmDialect(), [(InferenceServer(url), None)], options)
     await sampler.start()
     said = [sampler.describe(), str(sampler.stats())]
@@ -269,12 +269,12 @@ async def test_a_silent_server_does_not_block_a_new_version(
     async def silent(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(replica_module, "LOAD_SECONDS", 0.05)
+    set_times(sampler, load=0.05)
     with monkeypatch.context() as patched:
         patched.setattr(VllmDialect, "load", silent)
         with pytest.raises(EngineUnavailable, match=r"does not answer within 0\.05 s"):
             await asyncio.wait_for(sampler.publish(1, adapter(tmp_path / "v1")), 30)
-    monkeypatch.setattr(replica_module, "LOAD_SECONDS", 30.0)
+    set_times(sampler, load=30.0)
     await sampler.publish(2, adapter(tmp_path / "v2"))
     assert sampler.newest_version == 2
 
@@ -284,7 +284,7 @@ async def test_a_server_comes_back_after_whatever_kept_it_from_it(
     failure: str, sampler: RemoteSampler, servers: list[ServerDouble], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = asyncio.Event()
-    monkeypatch.setattr(replica_module, "PROBE_SECONDS", 0.05)
+    set_times(sampler, probe=0.05)
 
     async def fail(*_: object) -> ServerTraits:
         failed.set()
@@ -299,7 +299,7 @@ async def test_a_server_comes_back_after_whatever_kept_it_from_it(
         await servers[0].start()
         await asyncio.wait_for(failed.wait(), 30)
         await until(lambda: sampler.replicas[0]._failed_starts > 0)
-    monkeypatch.setattr(replica_module, "PROBE_SECONDS", 30.0)
+    set_times(sampler, probe=30.0)
     await until(lambda: sampler.replicas[0].up)
 
 
@@ -359,7 +359,7 @@ async def test_whatever_a_server_answers_the_request_ends(
     tmp_path: Path,
 ) -> None:
     dialect = OddDialect()
-    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path, times=QUICK)
     sampler = RemoteSampler(dialect, [(InferenceServer(servers[0].url), None)], options)
     await sampler.start()
     dialect.pieces = pieces
@@ -436,7 +436,7 @@ async def test_a_version_whose_folder_is_gone_is_given_up_when_a_server_comes_ba
 async def test_a_server_of_another_kind_is_said_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
     server = ServerDouble()
     await server.start()
-    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path, times=QUICK)
     sampler = RemoteSampler(SglangDialect(), [(InferenceServer(server.url), None)], options)
     with pytest.raises(EngineUnavailable, match=server.url):
         await sampler.start()
@@ -452,7 +452,7 @@ async def test_a_server_of_our_own_that_cannot_be_started_again_refuses_requests
     flag.touch()
     program = f"import os, sys, time; print('secret'); os.path.exists('{flag}') or sys.exit(1); time.sleep(600)"
     process = ServerProcess("vllm", [sys.executable, "-c", program], {})
-    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path, times=QUICK)
     sampler = RemoteSampler(VllmDialect(), [(InferenceServer(servers[0].url), process)], options)
     await sampler.start()
     flag.unlink()

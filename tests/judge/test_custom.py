@@ -15,7 +15,7 @@ import pytest
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.judge.circuit_breaker import FAILURES, FIRST_PAUSE, Breaker
 from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion
-from openclaw_rl.judge.judges.custom import HANGING_PAUSE, MAX_HANGING_CALLS, THREAD_NAME, CustomJudge
+from openclaw_rl.judge.judges.custom import MAX_HANGING_CALLS, THREAD_NAME, CustomJudge
 from openclaw_rl.types import Question
 
 CASE = Case(1, "How far?", "Ten miles.", [{"role": "user", "content": "In km!"}], ())
@@ -386,7 +386,7 @@ async def test_a_judge_of_which_many_calls_hang_gets_no_further_thread_until_the
     for _ in range(3):
         with pytest.raises(JudgeDown, match=f"{MAX_HANGING_CALLS} calls of my_judge.py .* hang") as caught:
             await judge.judge(CASE, SCORE)
-        assert caught.value.retry_after == HANGING_PAUSE
+        assert caught.value.retry_after == judge.hanging_pause
         assert judge.down == str(caught.value)
     assert at_work() == MAX_HANGING_CALLS
     mend()
@@ -394,7 +394,7 @@ async def test_a_judge_of_which_many_calls_hang_gets_no_further_thread_until_the
         while at_work():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)  # the loop hears of the last one
-    now += HANGING_PAUSE
+    now += judge.hanging_pause
     judge.timeout = 5.0
     assert (await judge.judge(CASE, SCORE)).score == 1
     assert judge.down is None

@@ -76,9 +76,7 @@ async def test_judges_score_steps_for_which_the_environment_gives_no_reward(book
     assert judge.asked == turns[1:2]
 
 
-async def test_a_step_judge_that_fails_does_not_cost_the_reward(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw_rl.judge.loop.FIRST_PAUSE", 0.001)
-
+async def test_a_step_judge_that_fails_does_not_cost_the_reward(book: Book) -> None:
     def fails(_case: object) -> Opinion:
         raise JudgeError("it cannot say")
 
@@ -93,8 +91,6 @@ async def test_a_step_judge_that_fails_does_not_cost_the_reward(book: Book, monk
 async def test_a_turn_of_an_episode_that_no_judge_can_judge_is_given_up(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openclaw_rl.judge.loop.FIRST_PAUSE", 0.001)
-
     async def fails(*_: object) -> Verdict:
         raise JudgeError("it cannot say")
 

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from openclaw_rl.judge.judges.base import Case, Opinion
 from openclaw_rl.ledger.turns import add_feedback, set_next_state
 from openclaw_rl.types import Feedback, Source, State
@@ -17,8 +15,6 @@ from support.judging import (
     until,
 )
 from support.records import Book, a_turn
-
-pytestmark = pytest.mark.usefixtures("impatient")
 
 
 async def test_explicit_feedback_beats_every_judge(book: Book) -> None:

@@ -20,8 +20,6 @@ from support.judging import (
 )
 from support.records import Book
 
-pytestmark = pytest.mark.usefixtures("impatient")
-
 
 async def test_a_turn_that_the_judge_cannot_deal_with_abstains_after_some_trials(
     book: Book, server: JudgeServer

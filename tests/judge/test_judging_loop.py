@@ -33,8 +33,6 @@ from support.judging import (
 )
 from support.records import Book, a_turn
 
-pytestmark = pytest.mark.usefixtures("impatient")
-
 
 async def test_judging_starts_when_the_next_state_arrives(book: Book) -> None:
     judge = ScriptedJudge(lambda case: Opinion(1.0))
@@ -200,7 +198,6 @@ async def test_a_turn_that_is_forgotten_while_it_waits_to_be_tried_again_is_not_
     def say(case: Case) -> Opinion:
         raise JudgeFailed("odd")
 
-    monkeypatch.setattr(loop, "FIRST_PAUSE", 0.1)
     judge, passes = ScriptedJudge(say), Passes(book, monkeypatch)
     ready(book, session="gone")
     async with judging(book, judge):
@@ -261,7 +258,6 @@ async def test_verdicts_wait_for_a_ledger_that_cannot_be_written(book: Book) -> 
 
 
 async def test_judging_goes_on_after_the_ledger_could_not_be_read(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "IDLE_SECONDS", 0.05)
     broken = True
     ask = ready_turns
 

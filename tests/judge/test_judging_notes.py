@@ -29,8 +29,6 @@ from support.judging import ScriptedJudge, judging, until
 from support.methods import a_method
 from support.records import Book, a_turn
 
-pytestmark = pytest.mark.usefixtures("impatient")
-
 LENGTH = read_wishes("Shorter, please.")[0].topic
 NOTE = "Answer in one short sentence."
 PLEASED = ScriptedJudge(lambda case: Opinion(1.0))

@@ -9,9 +9,8 @@ import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.judge import circuit_breaker
 from openclaw_rl.judge.askers import AskParams
-from openclaw_rl.judge.judges import custom
+from openclaw_rl.judge.circuit_breaker import FAILURES, Breaker
 from openclaw_rl.judge.judges.base import Case, JudgeDown, Opinion
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.judge.judges.llm import LlmJudge
@@ -27,6 +26,7 @@ from support.judging import (
     ScriptedJudge,
     all_judged,
     endpoint,
+    impatient,
     judging,
     open_turns,
     ready,
@@ -34,8 +34,6 @@ from support.judging import (
     until,
 )
 from support.records import Book
-
-pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.mark.parametrize(("method", "questions"), [("rl", 1), ("combine", 2)])
@@ -73,17 +71,14 @@ async def test_turns_wait_also_for_one_that_refuses(book: Book, server: JudgeSer
     assert {score(book, turn) for turn in range(1, 6)} == {1.0}
 
 
-async def test_a_judge_that_is_down_is_left_alone(
-    book: Book, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE", 30.0)
-    monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE", 30.0)
+async def test_a_judge_that_is_down_is_left_alone(book: Book, server: JudgeServer) -> None:
+    breaker = Breaker(first_pause=30.0, longest_pause=30.0)
     server.answer = lambda body: Reply(503)
     ready(book, 40)
-    async with endpoint(server) as judge, judging(book, judge) as at_work:
+    async with endpoint(server, breaker=breaker) as judge, judging(book, judge) as at_work:
         await until(lambda: bool(at_work.down))
         await asyncio.sleep(0.2)
-        assert len(server.requests) <= circuit_breaker.FAILURES + at_work.loop.workers
+        assert len(server.requests) <= FAILURES + at_work.loop.workers
 
 
 async def test_a_judge_that_often_refuses_others_loses_no_turn(book: Book, server: JudgeServer) -> None:
@@ -169,6 +164,7 @@ async def test_a_judge_that_is_too_slow_for_everybody_is_down(book: Book, server
 
     ready(book, 4)
     judge = LlmJudge(Slow(), AskParams(3, 0.6, 100), timeout=0.02)
+    judge.breaker = impatient()
     async with judging(book, judge) as at_work:
         await until(lambda: at_work.down == "the judge does not answer in time")
         await asyncio.sleep(0.2)
@@ -215,14 +211,14 @@ async def score(*parts):
 
 @pytest.mark.parametrize("source", [HANGING_IN_A_THREAD, HANGING_AS_A_COROUTINE])
 async def test_a_custom_judge_that_hangs_is_down_until_it_answers_again(
-    book: Book, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    book: Book, tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`/readyz` shows what `Loops.judge` returns."""
-    monkeypatch.setattr(custom, "HANGING_PAUSE", 0.05)
     file = tmp_path / "my_judge.py"
     file.write_text(source)
     turns = ready(book, 4)
-    judge = CustomJudge(str(file), {}, timeout=0.05)
+    judge = CustomJudge(str(file), {}, timeout=0.05, hanging_pause=0.05)
+    judge.breaker = impatient()
     async with judging(book, judge) as at_work:
         server = BackgroundLoops(at_work.loop, None, 5.0)
         assert server.judge() == "on"

@@ -21,8 +21,6 @@ from support.judging import (
 )
 from support.records import Book
 
-pytestmark = pytest.mark.usefixtures("impatient")
-
 
 def voting(book: Book, values: dict[int, float]) -> ScriptedJudge:
     return ScriptedJudge(lambda case: Opinion(values[case.turn], (), (Vote("score", values[case.turn]),)))  # type: ignore[arg-type]

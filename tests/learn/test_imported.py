@@ -4,10 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-import pytest
-
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
-from openclaw_rl.learn import samples
 from openclaw_rl.learn.samples import score_imported
 from openclaw_rl.ledger.states import move
 from openclaw_rl.types import ScoreRequest, State
@@ -33,8 +30,8 @@ class Scorer(ScriptedSampler):
 
 
 @contextlib.asynccontextmanager
-async def scoring(book: Book, sampler: Scorer) -> AsyncIterator[None]:
-    task = asyncio.create_task(score_imported(book.ledger, sampler, batch_size=2))
+async def scoring(book: Book, sampler: Scorer, poll_seconds: float = 5.0) -> AsyncIterator[None]:
+    task = asyncio.create_task(score_imported(book.ledger, sampler, batch_size=2, poll_seconds=poll_seconds))
     try:
         yield
     finally:
@@ -55,23 +52,17 @@ async def test_a_turn_is_scored_by_the_policy_that_serves(book: Book) -> None:
     assert (book.read(turn).logprobs, book.read(turn).version) == ([-0.5] * 3, 1)
 
 
-async def test_without_turns_nothing_else_is_held_up_and_later_ones_are_scored(
-    book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "POLL_SECONDS", 0.01)
-    async with scoring(book, Scorer()):
+async def test_without_turns_nothing_else_is_held_up_and_later_ones_are_scored(book: Book) -> None:
+    async with scoring(book, Scorer(), poll_seconds=0.01):
         await asyncio.sleep(0)
         turn = book.put(State.CAPTURED, response_ids=[4, 5, 6], logprobs=[])
         await until_state(book, turn, State.READY)
 
 
-async def test_an_engine_that_is_away_is_asked_again_only_after_a_pause(
-    book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "POLL_SECONDS", 10 * SECONDS)
+async def test_an_engine_that_is_away_is_asked_again_only_after_a_pause(book: Book) -> None:
     turn = book.put(State.CAPTURED, response_ids=[4, 5, 6], logprobs=[])
     sampler = Scorer(*[EngineUnavailable("The worker starts again.")] * 3)
-    async with scoring(book, sampler):
+    async with scoring(book, sampler, poll_seconds=10 * SECONDS):
         await sampler.asked.wait()
         await asyncio.sleep(0.05)
         assert len(sampler.errors) == 2
@@ -85,12 +76,9 @@ async def test_a_turn_that_the_engine_refuses_is_dropped_with_the_reason(book: B
     assert book.read(turn).reason == "cannot be scored by the policy: too long"
 
 
-async def test_turns_are_scored_shortly_before_their_step_so_that_none_is_stale(
-    book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "POLL_SECONDS", 10 * SECONDS)
+async def test_turns_are_scored_shortly_before_their_step_so_that_none_is_stale(book: Book) -> None:
     turns = [book.put(State.CAPTURED, response_ids=[4, 5, 6], logprobs=[]) for _ in range(5)]
-    async with scoring(book, Scorer()):
+    async with scoring(book, Scorer(), poll_seconds=10 * SECONDS):
         await until_state(book, turns[1], State.READY)
         await asyncio.sleep(0.05)
         assert [book.state(turn) for turn in turns[2:]] == [State.CAPTURED] * 3, "two are enough for a step"

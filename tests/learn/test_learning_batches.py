@@ -46,12 +46,9 @@ async def test_what_was_judged_before_the_start_is_trained_on(run: LearningRun) 
     await run.trained(*turns)
 
 
-async def test_a_smaller_batch_is_trained_on_after_the_batch_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_smaller_batch_is_trained_on_after_the_batch_timeout(tmp_path: Path) -> None:
     """Also if no change of the ledger wakes the loop."""
-    monkeypatch.setattr(module, "IDLE_SECONDS", 10 * SECONDS)
-    async with a_run(tmp_path / "run", batch_size=4, batch_timeout=0.1) as run:
+    async with a_run(tmp_path / "run", batch_size=4, batch_timeout=0.1, idle_seconds=10 * SECONDS) as run:
         await run.start()
         turns = run.judged(3)
         await run.trained(*turns)

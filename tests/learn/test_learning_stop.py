@@ -9,7 +9,6 @@ import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepStopped
-from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LedgerError
@@ -79,11 +78,8 @@ async def test_finishing_lets_a_step_end_and_begins_no_other(run: LearningRun) -
     await run.trained(*flat(turns))
 
 
-async def test_finishing_after_the_learner_has_died_does_not_save_an_empty_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 10 * SECONDS)
-    async with a_run(tmp_path / "run", save_interval=10) as run:
+async def test_finishing_after_the_learner_has_died_does_not_save_an_empty_policy(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", save_interval=10, first_pause=10 * SECONDS) as run:
         await run.start()
         turns = [run.judged()]
         await run.trained(*turns[0])
@@ -97,11 +93,8 @@ async def test_finishing_after_the_learner_has_died_does_not_save_an_empty_polic
         assert run.learner.policy == turns
 
 
-async def test_finishing_after_it_died_while_nobody_could_go_back_does_not_save_an_empty_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 10 * SECONDS)
-    async with a_run(tmp_path / "run") as run:
+async def test_finishing_after_it_died_while_nobody_could_go_back_does_not_save_an_empty_policy(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", first_pause=10 * SECONDS) as run:
         await run.start()
         turns = [run.judged() for _ in range(3)]
         await run.trained(*flat(turns))

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
+from openclaw_rl.judge.circuit_breaker import Breaker
 from openclaw_rl.judge.judges.base import Case, Judge, Opinion, Questions
 from openclaw_rl.judge.judges.feedback import Explicit
 from openclaw_rl.judge.judges.llm import LlmJudge
@@ -73,6 +74,8 @@ async def judging(
     judges_steps: bool = False,
     keeps_notes: bool = False,
     distiller: NoteDistiller | None = None,
+    first_pause: float = 0.02,
+    idle_seconds: float = 5.0,
     **options: Any,
 ) -> AsyncIterator[Judging]:
     registry = CollectorRegistry()
@@ -86,6 +89,8 @@ async def judging(
         judges_steps=judges_steps,
         keeps_notes=keeps_notes,
         distiller=distiller,
+        first_pause=first_pause,
+        idle_seconds=idle_seconds,
     )
     task = asyncio.create_task(made.run())
     try:
@@ -97,10 +102,19 @@ async def judging(
             await asyncio.gather(task, return_exceptions=True)
 
 
+def impatient() -> Breaker:
+    """Pauses are what they are for people; tests need not wait so long."""
+    return Breaker(first_pause=0.02, longest_pause=0.1)
+
+
 @contextlib.asynccontextmanager
-async def endpoint(server: JudgeServer, votes: int = 3, timeout: float = 20) -> AsyncIterator[LlmJudge]:
+async def endpoint(
+    server: JudgeServer, votes: int = 3, timeout: float = 20, breaker: Breaker | None = None
+) -> AsyncIterator[LlmJudge]:
     asker = EndpointAsker(server.url, "judge-1")
-    yield LlmJudge(asker, AskParams(votes, 0.6, 100), timeout=timeout)
+    judge = LlmJudge(asker, AskParams(votes, 0.6, 100), timeout=timeout)
+    judge.breaker = breaker or impatient()
+    yield judge
     await asker.close()
 
 

@@ -89,6 +89,7 @@ class LearningRun:
         self.book = Book(folder)
         self.settings = {"batch_size": 2, "max_steps": 1000, "max_staleness": 8, "save_interval": 2, **settings}
         self.settings.setdefault("batch_timeout", None)
+        self.settings = {"first_pause": 0.01, "longest_pause": 0.02, "idle_seconds": 0.05, **self.settings}
         # Tests that are about something else save at the interval alone, whatever a save costs on this machine.
         self.settings.setdefault("recovery_share", 0.0)
         self.keep = self.settings.pop("keep_checkpoints", 3)

@@ -9,7 +9,8 @@ from openclaw_rl.judge.judges.base import TIMED_OUT, JudgeDown, JudgeFailed
 #: Failures in a row after which a judge counts as down.
 FAILURES = 3
 #: Seconds of the first and the longest pause. Each pause is twice as long as the one before.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
 
 T = TypeVar("T")
 
@@ -21,10 +22,18 @@ class Breaker:
     - Open: every call is refused until the pause is over. Then one trial call passes, and its result decides.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        first_pause: float = FIRST_PAUSE,
+        longest_pause: float = LONGEST_PAUSE,
+    ) -> None:
         self._clock = clock
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
         self._failures = 0
-        self._pause = FIRST_PAUSE
+        self._pause = first_pause
         self._until = 0.0
         self._trying = False
         self.reason: str | None = None
@@ -61,7 +70,9 @@ class Breaker:
         return result
 
     def _answered(self) -> None:
-        self._failures, self._pause, self.reason = 0, FIRST_PAUSE, None
+        self._failures = 0
+        self._pause = self._first_pause
+        self.reason = None
         self.answered += 1
 
     def _failed(self, reason: str, retry_after: float, trial: bool) -> None:
@@ -72,4 +83,4 @@ class Breaker:
         elif self._failures >= FAILURES or retry_after:
             self.reason = reason
             self._until = self._clock() + max(self._pause, retry_after)
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+            self._pause = min(self._longest_pause, 2 * self._pause)

@@ -31,10 +31,6 @@ log = logging.getLogger(__name__)
 
 #: A turn is given up after this many trials.
 TRIALS = 3
-#: Seconds before the second trial. Each further pause is four times as long.
-FIRST_PAUSE = 1.0
-#: The loop looks for turns at least this often, even if the ledger reports no change.
-IDLE_SECONDS = 5.0
 #: From a rule to a reasoning model.
 LATENCY_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -115,14 +111,20 @@ class JudgeLoop:
         judges_steps: bool = False,
         keeps_notes: bool = False,
         distiller: NoteDistiller | None = None,
+        first_pause: float = 1.0,
+        idle_seconds: float = 5.0,
     ) -> None:
         """With `judges_steps`, judges score the turns of episodes too, where the environment gives no step reward.
 
         With `keeps_notes`, wishes in what users say become notes. A `distiller` is for a method that distils notes.
+        `first_pause` is the time before the second trial; each further pause is four times as long. The loop looks for
+        turns at least every `idle_seconds`, even if the ledger reports no change.
         """
         self.ledger, self.panel, self.teacher = ledger, panel, teacher
         self.method, self.metrics, self.workers = method, metrics, workers
         self.keeps_notes, self.distiller = keeps_notes, distiller
+        self._first_pause = first_pause
+        self._idle_seconds = idle_seconds
         self._step_judges = panel.without_feedback() if judges_steps else None
         self._llm = next((judge for judge in panel.judges if isinstance(judge, LlmJudge)), None)
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -173,7 +175,7 @@ class JudgeLoop:
         """Seconds until the next retry is due."""
         # Retries that were due at the last look already run, wait for a worker, or were deleted.
         later = [retry.not_before for retry in self._retries.values() if retry.not_before > self._looked]
-        return min([IDLE_SECONDS, *(max(0.0, moment - time.monotonic()) for moment in later)])
+        return min([self._idle_seconds, *(max(0.0, moment - time.monotonic()) for moment in later)])
 
     async def _judge(self, turn: int, done: asyncio.Event) -> None:
         try:
@@ -192,7 +194,7 @@ class JudgeLoop:
             self._retries.pop(turn, None)  # it was deleted meanwhile
         except LedgerError as error:
             log.warning("Turn %d will be judged again: %s", turn, error)
-            self._retry_after(turn, FIRST_PAUSE)
+            self._retry_after(turn, self._first_pause)
         except (JudgeError, TimeoutError) as error:
             self.metrics.failures.inc()
             await self._failed(turn, error)
@@ -248,7 +250,7 @@ class JudgeLoop:
         if retry.failures >= TRIALS:
             await self._give_up(turn, reason)
             return
-        pause = max(FIRST_PAUSE * 4 ** (max(1, retry.failures) - 1), getattr(error, "retry_after", 0.0))
+        pause = max(self._first_pause * 4 ** (max(1, retry.failures) - 1), getattr(error, "retry_after", 0.0))
         self._retry_after(turn, pause)
         log.debug("Turn %d will be judged again in %.0f s: %s", turn, pause, reason)
         self._log_if_down()
@@ -273,7 +275,7 @@ class JudgeLoop:
             await self._store(stored, verdict)
             self._retries.pop(turn, None)
         except LedgerError:
-            self._retry_after(turn, FIRST_PAUSE)
+            self._retry_after(turn, self._first_pause)
 
     async def _settle(self) -> None:
         """Settle groups, and sessions that have ended: if only scores are trained on, each gets a good turn."""

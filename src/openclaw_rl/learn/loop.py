@@ -25,10 +25,6 @@ from openclaw_rl.types import BASE_VERSION, NextStep
 
 log = logging.getLogger(__name__)
 
-#: Seconds before the first retry after an error. Each further pause is twice as long, up to the longest.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-#: The loop looks for turns at least this often, even if the ledger reports no change.
-IDLE_SECONDS = 5.0
 #: The share of the training time that saving for recovery may take.
 MAX_SHARE = 0.05
 
@@ -46,6 +42,11 @@ class LearnSettings:
     """Steps between checkpoints that are kept."""
     recovery_share: float = MAX_SHARE
     """The share of the training time that saving for recovery may take."""
+    first_pause: float = 1.0
+    """Seconds before the first retry after an error. Each further pause is twice as long, up to the longest."""
+    longest_pause: float = 60.0
+    idle_seconds: float = 5.0
+    """The loop looks for turns at least this often, even if the ledger reports no change."""
 
 
 class LearnLoop:
@@ -86,7 +87,7 @@ class LearnLoop:
         self._lock = asyncio.Lock()
         """Held in every phase but UNPREPARED, WAITING and SUSPENDED."""
         self._stopping = False
-        self._pause = FIRST_PAUSE
+        self._pause = settings.first_pause
         self._small_batch_since: float | None = None
         self._accepts_small_batches = False
         self._changed: asyncio.Event | None = None
@@ -125,7 +126,7 @@ class LearnLoop:
                     self.phases.enter(Phase.SUSPENDED)
                 log.error("Learning pauses for %.0f s: %s", self._pause, error)
             await asyncio.sleep(self._pause)
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+            self._pause = min(self.settings.longest_pause, 2 * self._pause)
 
     def progress(self) -> NextStep | None:
         """How many turns the next step has; None after the last step."""
@@ -257,10 +258,11 @@ class LearnLoop:
 
     def _patience(self) -> float:
         """How many seconds to wait for a change: at most until a smaller batch is due."""
+        idle = self.settings.idle_seconds
         timeout = self.settings.batch_timeout
         if timeout is None or self._small_batch_since is None:
-            return IDLE_SECONDS
-        return min(IDLE_SECONDS, max(0.0, self._small_batch_since + timeout - time.monotonic()) + 0.001)
+            return idle
+        return min(idle, max(0.0, self._small_batch_since + timeout - time.monotonic()) + 0.001)
 
     def _due(self) -> int:
         """How many turns to train on now; 0 means wait."""
@@ -287,7 +289,7 @@ class LearnLoop:
             started = time.monotonic()
             if not await self.steps.run(count):
                 return
-            self._pause = FIRST_PAUSE
+            self._pause = self.settings.first_pause
             self._recovery.add_step(time.monotonic() - started)
             await self._save_if_due()
 

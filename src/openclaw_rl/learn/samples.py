@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 #: Equal signals can differ by this much through rounding. AdamW would turn such a difference into a full step.
 MAX_ROUNDING = 1e-9
-#: Another process imports turns, so this one has to poll for them.
-POLL_SECONDS = 5.0
 
 
 async def load_with_signal(
@@ -107,13 +105,17 @@ def length(turn: StoredTurn) -> int:
     return len(turn.prompt_ids) + len(turn.response_ids)
 
 
-async def score_imported(ledger: Ledger, sampler: Sampler, batch_size: int, top: int = 0) -> None:
+async def score_imported(
+    ledger: Ledger, sampler: Sampler, batch_size: int, top: int = 0, *, poll_seconds: float = 5.0
+) -> None:
     """Score imported turns until cancelled, and record the policy's `top` likeliest tokens with them.
 
     They were not sampled here, so the current policy scores them. A first step on them starts at a ratio of one.
 
     A turn is scored only while fewer than `batch_size` turns wait to be judged or trained on. Otherwise a large file
     would be scored at once, and most of its turns would be stale before their step.
+
+    Another process imports turns, so this one polls for them.
     """
     with ledger.watch() as changed:
         while True:
@@ -125,8 +127,8 @@ async def score_imported(ledger: Ledger, sampler: Sampler, batch_size: int, top:
                     continue
             except (EngineUnavailable, LedgerError) as error:
                 log.debug("Imported turns wait: %s", error)
-                await asyncio.sleep(POLL_SECONDS)
-            await wait_at_most(POLL_SECONDS, changed.wait())
+                await asyncio.sleep(poll_seconds)
+            await wait_at_most(poll_seconds, changed.wait())
 
 
 async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) -> None:

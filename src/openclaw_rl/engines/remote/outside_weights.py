@@ -8,7 +8,7 @@ from openclaw_rl.engines.base import EngineError, EngineUnavailable, PolicyRef, 
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.process import ServerProcess
-from openclaw_rl.engines.remote.replica import PROBE_SECONDS, Replica
+from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler, ServedPolicy
 from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.types import BASE_VERSION, SampleRequest, SamplingParams
@@ -106,7 +106,7 @@ class OutsideWeightsSampler(RemoteSampler):
         replica = next((replica for replica in self.replicas if replica.up), None)
         if replica is not None and replica.traits is not None:
             with contextlib.suppress(EngineError):
-                async with replica.answering(PROBE_SECONDS):
+                async with replica.answering(replica.times.probe):
                     pieces = self.dialect.sample(replica.server, replica.traits, replica.traits.base_model, LOOK, 0)
                     async for piece in pieces:
                         self._see(piece.weights)

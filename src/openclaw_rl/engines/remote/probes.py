@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.http import RequestRefused
-from openclaw_rl.engines.remote.replica import LOAD_SECONDS, PROBE_SECONDS, Replica
+from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.types import SampleRequest, SamplingParams, ScoreRequest
 
 #: Log-probs at this temperature differ from raw ones by far more than two computations of the same number do.
@@ -29,7 +29,7 @@ async def check_raw(dialect: Dialect, replica: Replica) -> None:
     traits = replica.traits
     model = replica.traits.base_model
     request = SampleRequest(PROMPT, SamplingParams(max_tokens=4, temperature=TEMPERATURE, seed=1))
-    async with replica.answering(PROBE_SECONDS):
+    async with replica.answering(replica.times.probe):
         tokens = [token async for piece in dialect.sample(server, traits, model, request, 0) for token in piece.tokens]
         ids = [*PROMPT, *(token.token_id for token in tokens)]
         scores = (await dialect.score(server, traits, model, ScoreRequest(ids, len(tokens)))).scores
@@ -43,7 +43,7 @@ async def check_raw(dialect: Dialect, replica: Replica) -> None:
 
 async def unload_leftovers(dialect: Dialect, replica: Replica, policies: Path) -> None:
     """Unload the policies that this run left on the server when it was killed. Nobody else writes into its folder."""
-    async with replica.answering(PROBE_SECONDS):
+    async with replica.answering(replica.times.probe):
         for model in (await replica.server.get(MODELS))["data"]:
             if model.get("parent") and Path(model.get("root") or "/").is_relative_to(policies):
                 await dialect.unload(replica.server, model["id"])
@@ -55,7 +55,7 @@ async def check_adapters(dialect: Dialect, replica: Replica, name: str, model: P
     folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=policies))
     try:
         write_zero_adapter(model, folder, rank)
-        async with replica.answering(LOAD_SECONDS):
+        async with replica.answering(replica.times.load):
             await dialect.load(replica.server, name, folder.resolve())
             await dialect.unload(replica.server, name)
     except RequestRefused as error:

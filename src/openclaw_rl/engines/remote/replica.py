@@ -6,6 +6,7 @@ import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -18,25 +19,10 @@ from openclaw_rl.engines.remote.model_folder import UnusableModel
 from openclaw_rl.engines.remote.process import ServerProcess
 
 log = logging.getLogger(__name__)
-#: How often a server is asked whether it is alive, and how long it has to answer.
-HEALTH_SECONDS = 1.0
-HEALTH_TIMEOUT = 10.0
-RETRY_SECONDS = 0.2
 #: A server that misses this many health checks in a row counts as dead.
 MAX_MISSED = 2
-#: The longest time that a server of our own may take to load the model.
-START_SECONDS = 1800.0
 #: After this many failed starts in a row, requests do not wait for a server of our own any more.
 MAX_FAILED_STARTS = 3
-#: The longest time that a server may take to replace all its weights, after the requests that run have finished.
-RELOAD_SECONDS = 1800.0
-#: The longest time that a server may take to load or unload an adapter, and to say what it is.
-LOAD_SECONDS = 300.0
-PROBE_SECONDS = 300.0
-#: The longest pause before a dead server of our own is started again.
-MAX_PAUSE_SECONDS = 60.0
-#: The longest time that a foreign server gets to unload our versions when we end.
-UNLOAD_SECONDS = 5.0
 #: The status with which a server answers for a model name that it has not loaded.
 NOT_FOUND = 404
 DIED = "The inference server stopped while it was working on this request. Please send it again."
@@ -46,6 +32,30 @@ BLOCK_TOKENS = 64
 MAX_REMEMBERED = 100_000
 #: A server with this many more requests than the least loaded one gets no more, whatever it has cached.
 MAX_IMBALANCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTimes:
+    """Time limits and pauses of a server, in seconds."""
+
+    health: float = 1.0
+    """How often it is asked whether it is alive."""
+    health_answer: float = 10.0
+    """How long it has to answer that."""
+    retry: float = 0.2
+    """The pause after a missed answer."""
+    start: float = 1800.0
+    """The longest time that a server of our own may take to load the model."""
+    reload: float = 1800.0
+    """The longest time that it may take to replace all its weights, after the requests that run have finished."""
+    load: float = 300.0
+    """The longest time that it may take to load or unload an adapter."""
+    probe: float = 300.0
+    """The longest time that it may take to say what it is."""
+    max_pause: float = 60.0
+    """The longest pause before a dead server of our own is started again."""
+    unload: float = 5.0
+    """The longest time that a foreign server gets to unload our versions when we end."""
 
 
 class Replica:
@@ -69,6 +79,7 @@ class Replica:
         process: ServerProcess | None,
         versions: Callable[[], Mapping[str, Path]],
         give_up: Callable[[str, EngineError], None],
+        times: ReplicaTimes,
     ) -> None:
         """`versions`: the folders of the versions that it has to hold, by name. `give_up` removes one of them, which
         could not be loaded."""
@@ -77,6 +88,7 @@ class Replica:
         self.process = process
         self._versions = versions
         self._give_up = give_up
+        self.times = times
         self.check_model: Callable[[Path], None] | None = None
         """If given, versions are whole models. It raises UnusableModel for a folder that must not be loaded."""
         self.traits: ServerTraits | None = None
@@ -126,7 +138,7 @@ class Replica:
                 self.process.remove_log()
         else:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(UNLOAD_SECONDS):
+                async with asyncio.timeout(self.times.unload):
                     for name in list(self._loaded):
                         await self.unload(name)
         await self.server.close()
@@ -181,7 +193,7 @@ class Replica:
         """Load a version. Raises EngineError."""
         if name not in self._loaded:
             if self.check_model is None:
-                async with self.answering(LOAD_SECONDS):
+                async with self.answering(self.times.load):
                     await self.dialect.load(self.server, name, folder)
             else:
                 await asyncio.to_thread(self.check_model, folder)
@@ -192,7 +204,7 @@ class Replica:
         self._loaded.clear()
         self._reloading = self._half_loaded = True
         try:
-            async with self.answering(RELOAD_SECONDS):
+            async with self.answering(self.times.reload):
                 await self.dialect.reload(self.server, name, folder)
             self._half_loaded = False
         except RequestRefused:
@@ -209,7 +221,7 @@ class Replica:
         if name in self._loaded and self.check_model is None:
             self._loaded.discard(name)
             with contextlib.suppress(EngineError):
-                async with self.answering(LOAD_SECONDS):
+                async with self.answering(self.times.load):
                     await self.dialect.unload(self.server, name)
 
     async def _bring_up(self) -> None:
@@ -231,7 +243,7 @@ class Replica:
 
     async def _probe(self) -> None:
         try:
-            async with self.answering(PROBE_SECONDS):
+            async with self.answering(self.times.probe):
                 self.traits = await self.dialect.probe(self.server)
         except InferenceServerGone as error:
             where = f" Its log is {self.process.log}." if self.process is not None else ""
@@ -259,19 +271,21 @@ class Replica:
         await self.process.start()
         ended = asyncio.create_task(self.process.wait())
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(self.times.start):
                 while not await self._alive():
                     if not self.process.running:
                         raise EngineUnavailable(self.process.why_it_ended())
-                    await asyncio.wait([ended], timeout=HEALTH_SECONDS)
+                    await asyncio.wait([ended], timeout=self.times.health)
         except TimeoutError:
-            raise EngineUnavailable(f"The {self.dialect.name} server did not start in {START_SECONDS:.0f} s.") from None
+            raise EngineUnavailable(
+                f"The {self.dialect.name} server did not start in {self.times.start:.0f} s."
+            ) from None
         finally:
             ended.cancel()
 
     async def _alive(self) -> bool:
         try:
-            await self.server.get(self.dialect.health, HEALTH_TIMEOUT)
+            await self.server.get(self.dialect.health, self.times.health_answer)
         except EngineError as error:
             self.trouble = str(error)
             return False
@@ -290,7 +304,7 @@ class Replica:
             log.error("%s at %s is gone: %s", self.dialect.name, self.server.url, self.trouble)
             while not self.up:
                 failed = self._failed_starts
-                await asyncio.sleep(min(MAX_PAUSE_SECONDS, 2.0 ** (failed - 1)) if failed else 0.0)
+                await asyncio.sleep(min(self.times.max_pause, 2.0 ** (failed - 1)) if failed else 0.0)
                 try:
                     await self._bring_up()
                     self._failed_starts = 0
@@ -315,10 +329,10 @@ class Replica:
         missed = 0
         while missed < MAX_MISSED:
             if missed:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(self.times.retry)
             else:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._suspected.wait(), HEALTH_SECONDS)
+                    await asyncio.wait_for(self._suspected.wait(), self.times.health)
             if self.process is not None and not self.process.running:
                 self.trouble = "Its process ended."
                 log.error(self.process.why_it_ended())

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
 from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers, write_zero_adapter
 from openclaw_rl.engines.remote.process import ServerProcess
-from openclaw_rl.engines.remote.replica import Replica, Router
+from openclaw_rl.engines.remote.replica import Replica, ReplicaTimes, Router
 from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
@@ -61,6 +61,7 @@ class RemoteOptions:
     policies_folder: Path
     """Where the learner writes policies, which the servers must be able to read."""
     learns: bool = True
+    times: ReplicaTimes = field(default_factory=ReplicaTimes)
 
 
 class RemoteSampler:
@@ -85,7 +86,10 @@ class RemoteSampler:
         # Servers key their cached prefixes by an adapter's name, so a name must never stand for two policies, also not
         # after this program was started again.
         self._prefix = f"openclaw-{secrets.token_hex(4)}"
-        self.replicas = [Replica(dialect, server, process, self._folders, self._give_up) for server, process in servers]
+        self.replicas = [
+            Replica(dialect, server, process, self._folders, self._give_up, options.times)
+            for server, process in servers
+        ]
         self._router = Router(self.replicas)
         self._constrained = ConstrainedCompletions(options.model)
         self._admission = Admission(options.max_sequences, options.max_queue)

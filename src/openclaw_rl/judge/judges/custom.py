@@ -27,8 +27,6 @@ NAMES = ("get_reward_model", "score", "RewardModel", "Judge")
 CODE_ERRORS = (Exception, SystemExit)
 #: At most this many calls may hang, because each keeps a thread.
 MAX_HANGING_CALLS = 8
-#: Seconds until a judge with that many hanging calls is tried again.
-HANGING_PAUSE = 10.0
 THREAD_NAME = "custom-judge"
 
 
@@ -80,8 +78,10 @@ class CustomJudge:
 
     source = Source.CUSTOM
 
-    def __init__(self, path: str, settings: dict[str, Any], timeout: float) -> None:
+    def __init__(self, path: str, settings: dict[str, Any], timeout: float, hanging_pause: float = 10.0) -> None:
+        """`hanging_pause`: seconds until a judge with too many hanging calls is tried again."""
         self.timeout = timeout
+        self.hanging_pause = hanging_pause
         self.breaker = Breaker()
         self._threads = CallThreads()
         self._score, self._hint = judge_methods(load_plugin(path, OPTION, NAMES), path, settings)
@@ -113,7 +113,7 @@ class CustomJudge:
             raise JudgeDown(
                 f"{self._threads.hanging} calls of {self.file.name} took longer than --judge-timeout {self.timeout:g} "
                 "and still hang; correct it and restart the server",
-                HANGING_PAUSE,
+                self.hanging_pause,
             )
         arguments = (case.request, case.response, case.outcome)
         limit = asyncio.timeout(self.timeout)
