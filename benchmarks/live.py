@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 from common import machine, percentile, sized, table, verdict
 
-from openclaw_rl.ledger import states, training, turns, verdicts
+from openclaw_rl.ledger import sessions, training, turns, verdicts
 from openclaw_rl.types import (
     Continuation,
     SampleKind,
@@ -84,12 +84,12 @@ def fill(db: sqlite3.Connection) -> None:
         session = "long" if count < LONG_SESSION else f"s{(count - LONG_SESSION) // TURNS_IN_A_SESSION}"
         turn = turns.record_turn(db, make_turn(count, session), "bench", None, 0, State.AWAITING)
         if count % 8 == 7:
-            states.move(db, turn, State.DROPPED, "superseded: the client asked again")
+            sessions.move(db, turn, State.DROPPED, "superseded: the client asked again")
             continue
         turns.set_next_state(db, turn, [{"role": "user", "content": "Thank you."}])
         verdicts.record(db, turn, Verdict(1.0 if count % 3 else -1.0, Source.LLM), SampleKind.RL, "", 0)
         if count % 2:
-            states.move(db, turn, State.BATCHED)
+            sessions.move(db, turn, State.BATCHED)
             batch.append(turn)
         if len(batch) == BATCH:
             step += 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import deletion, pages, states
+from openclaw_rl.ledger import deletion, pages, sessions
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.turns import add_feedback, load_turn, set_next_state, turn_numbers
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -188,7 +188,7 @@ def test_imported_turns_wait_to_be_scored(run: Run, renderer: ChatRenderer) -> N
     [
         ({"type": "side"}, "imported as not trainable"),
         ({"trainable": False}, "imported as not trainable"),
-        ({"next_state": None}, states.NO_NEXT_STATE),
+        ({"next_state": None}, sessions.NO_NEXT_STATE),
     ],
 )
 def test_what_cannot_be_trained_on_is_imported_as_dropped(run: Run, written: dict, reason: str) -> None:
@@ -296,7 +296,7 @@ def test_what_is_added_to_an_episode_that_has_ended_is_dropped(run: Run) -> None
     assert imported_episodes(run)["a"].reward == 1
     assert [(turn.state, turn.reason) for turn in run.turns()] == [
         (State.CAPTURED, ""),
-        (State.DROPPED, states.EPISODE_ENDED),
+        (State.DROPPED, sessions.EPISODE_ENDED),
     ]
 
 

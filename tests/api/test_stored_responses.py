@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger import states, turns
+from openclaw_rl.ledger import sessions, turns
 from openclaw_rl.types import SampleRequest, State
 from support.fakes import ScriptedStream
 from support.harness import MODEL, Bench, running
@@ -58,7 +58,7 @@ def read_again(bench: Recording, id: str) -> dict[str, Any]:
 @pytest.fixture
 def slow_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records turns five seconds after they were asked for, by its own clock."""
-    monkeypatch.setattr(states, "time", SimpleNamespace(time=lambda: time.time() + 5))
+    monkeypatch.setattr(sessions, "time", SimpleNamespace(time=lambda: time.time() + 5))
 
 
 @pytest.mark.usefixtures("slow_ledger")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import sessions, states, turns, verdicts
+from openclaw_rl.ledger import sessions, turns, verdicts
 from openclaw_rl.terminal import WIDTH
 from openclaw_rl.types import Feedback, Hint, SampleKind, Source, State, Verdict
 from support.commands import Program
@@ -132,7 +132,7 @@ def test_no_text_of_a_client_a_model_or_a_judge_reaches_the_terminal_raw(
     book.change(turns.add_feedback, f"me{attack}", turn.completion, 0, Feedback(1.0, text))
     book.change(verdicts.store, number, Verdict(1.0, Source.FEEDBACK, (Hint(text),), reason=text), SampleKind.RL)
     book.capture(a_turn(f"{name}2", "you"))
-    book.change(states.move, book.capture(a_turn("dropped")), State.DROPPED, f"[/b]{text}")
+    book.change(sessions.move, book.capture(a_turn("dropped")), State.DROPPED, f"[/b]{text}")
     for arguments in (("sessions",), ("sessions", name), ("sessions", "s-"), ("sessions", attack), ("status",)):
         _code, out, err = program(*arguments)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import sessions, states, training
+from openclaw_rl.ledger import sessions, training
 from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.types import State
@@ -164,7 +164,7 @@ def test_why_there_was_no_update(book: Book, program: Program, happened: Callabl
 def test_why_there_was_no_update_is_a_whole_sentence_wherever_turns_are(book: Book, state: State) -> None:
     turn = book.put(State.READY if state is State.DROPPED else state)
     if state is State.DROPPED:
-        book.change(states.move, turn, State.DROPPED, "because")
+        book.change(sessions.move, turn, State.DROPPED, "because")
     sentence = read_status(book.db, None, {}).waiting_for
     assert sentence.endswith(".")
     assert not sentence.endswith((": .", ":.", " ."))

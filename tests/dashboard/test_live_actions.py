@@ -11,12 +11,12 @@ import httpx
 import pytest
 import uvicorn
 
-from openclaw_rl.api.state import OperationFailed, Operations
+from openclaw_rl.api.service import OperationFailed, Operations
 from openclaw_rl.app.http_server import Server
 from openclaw_rl.dashboard.live import reads
 from openclaw_rl.dashboard.live.reads import KEEPALIVE, PULSE, ChangeFeed, PageThreads
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger import states, training
+from openclaw_rl.ledger import sessions, training
 from openclaw_rl.ledger.pages import cursor
 from openclaw_rl.types import Source, State
 from support.judged_run import a_report
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_is_not_loaded_is_loaded_first(two_policies: LivePage,
 def test_a_step_shows_the_answers_before_and_after_it(two_policies: LivePage) -> None:
     hello(two_policies)
     for state in (State.READY, State.JUDGED, State.BATCHED):
-        change(two_policies, states.move, 1, state)
+        change(two_policies, sessions.move, 1, state)
     change(two_policies, training.apply_step, 1, 5, [1], a_report(1).as_json())
     change(two_policies, training.apply_step, 2, 6, [], a_report(2).as_json())
     with two_policies.visitor() as visitor:

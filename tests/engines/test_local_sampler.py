@@ -239,13 +239,11 @@ async def test_an_adapter_that_is_gone_after_a_restart_gives_way_to_the_one_befo
 
 
 @pytest.mark.more
-async def test_a_worker_that_keeps_dying_is_said_and_comes_back(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("openclaw_rl.engines.local.process.supervisor.MAX_QUICK_DEATHS", 1)
-    monkeypatch.setattr("openclaw_rl.engines.local.process.supervisor.MAX_PAUSE_SECONDS", 0.1)
+async def test_a_worker_that_keeps_dying_is_said_and_comes_back(tiny_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     sampler = LocalSampler(options(folder), max_queue=4)
+    sampler._worker.max_quick_deaths = 1
+    sampler._worker.max_pause = 0.1
     await sampler.start()
     assert sampler.worker_pid is not None
     (folder / "config.json").rename(folder / "config.away")

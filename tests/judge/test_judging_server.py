@@ -211,7 +211,7 @@ def judged(tmp_path: Path) -> Iterator[Book]:
 def test_rejudging_with_a_judge_that_is_down_says_so_instead_of_a_table(
     judged: Book, server: JudgeServer, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openclaw_rl.judge.judges.panel.MAX_SECONDS_DOWN", 0.0)
+    monkeypatch.setattr("openclaw_rl.judge.judges.base.MAX_SECONDS_DOWN", 0.0)
     server.stop()
     said = command("rejudge", *by(server), code=2)
     assert "cannot be reached" in said

@@ -9,7 +9,8 @@ import pytest
 
 from openclaw_rl.judge.judges.base import Case, Opinion
 from openclaw_rl.ledger import sessions
-from openclaw_rl.ledger.status import COLLAPSE_WINDOW, read_status
+from openclaw_rl.ledger.status import read_status
+from openclaw_rl.ledger.verdicts import COLLAPSE_WINDOW
 from openclaw_rl.types import SessionKey, Vote
 from support.judging import (
     ScriptedJudge,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openclaw_rl.api.state import OperationFailed
+from openclaw_rl.api.service import OperationFailed
 from openclaw_rl.app.background import BackgroundLoops
 from support.learning_run import LearningRun, flat
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.learn.samples import score_imported
-from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.sessions import move
 from openclaw_rl.types import ScoreRequest, State
 from support.fakes import ScriptedSampler
 from support.records import Book

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from openclaw_rl.learn import loop as module
-from openclaw_rl.learn.phases import Phase
+from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import deletion, verdicts
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.sessions import move
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.learning_run import SECONDS, LearningRun, a_run, flat
 from support.methods import a_method

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.api.state import OperationFailed
+from openclaw_rl.api.service import OperationFailed
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
 from openclaw_rl.ledger import training

@@ -9,7 +9,7 @@ import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepStopped
-from openclaw_rl.learn.phases import Phase
+from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import State

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from openclaw_rl.learn.phases import TRANSITIONS, IllegalPhase, Phase, Phases
+from openclaw_rl.learn.step import TRANSITIONS, IllegalPhase, Phase, Phases
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(Phase, Phase)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.ledger import deletion, groups, training, verdicts
 from openclaw_rl.ledger.errors import CannotJudge
-from openclaw_rl.ledger.states import IllegalTransition
+from openclaw_rl.ledger.sessions import IllegalTransition
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import Batch, Feedback, SampleKind, Source, State, Verdict

@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import episodes, pages, schema, sessions, states, training, turns
+from openclaw_rl.ledger import episodes, pages, schema, sessions, training, turns
 from openclaw_rl.ledger.errors import CannotJudge, LedgerUnusable, NewerLedger, UnknownTurn
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
+from openclaw_rl.ledger.sessions import TRANSITIONS, IllegalTransition
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import add_feedback, find_ancestor, last_waiting, load_turn, set_next_state
 from openclaw_rl.types import Continuation, Feedback, SamplingParams, SessionKey, State, TopTokens, Turn
@@ -249,11 +249,11 @@ def test_a_turn_goes_only_where_the_table_says(book: Book, start: State, end: St
     turn = book.put(start)
     before = book.everything()
     if end in TRANSITIONS[start]:
-        book.change(states.move, turn, end, "because")
+        book.change(sessions.move, turn, end, "because")
         assert (book.state(turn), book.read(turn).reason) == (end, "because")
     else:
         with pytest.raises(IllegalTransition, match=f"{start} and cannot become {end}"):
-            book.change(states.move, turn, end, "because")
+            book.change(sessions.move, turn, end, "because")
         assert book.everything() == before
 
 
@@ -265,7 +265,7 @@ def test_the_way_of_a_turn_that_is_learned_from(book: Book) -> None:
 
 def test_a_turn_that_is_not_there_cannot_be_moved_or_followed(book: Book) -> None:
     with pytest.raises(UnknownTurn):
-        book.change(states.move, 99, State.READY)
+        book.change(sessions.move, 99, State.READY)
     with pytest.raises(UnknownTurn):
         book.change(turns.set_next_state, 99, CAME)
 
@@ -315,7 +315,7 @@ async def test_a_late_next_state_revives_a_turn_whose_session_had_ended(book: Bo
     turn = book.capture(a_turn("s"))
     assert await book.ledger.write(sessions.close_session, SessionKey("me", "s")) is True
     dropped = book.read(turn)
-    assert (dropped.state, dropped.reason) == (State.DROPPED, states.NO_NEXT_STATE)
+    assert (dropped.state, dropped.reason) == (State.DROPPED, sessions.NO_NEXT_STATE)
     book.ledger.submit(set_next_state, turn, CAME).result(20)
     revived = book.read(turn)
     assert (revived.state, revived.reason, revived.next_state) == (State.READY, "", CAME)
@@ -341,8 +341,8 @@ def test_a_retry_supersedes_the_attempts_before_it(book: Book) -> None:
     attempts = [book.capture(a_turn(request_key=b"r")) for _ in range(3)]
     other = book.capture(a_turn(request_key=b"another"))
     assert [(book.state(turn), book.read(turn).reason) for turn in attempts] == [
-        (State.DROPPED, states.SUPERSEDED),
-        (State.DROPPED, states.SUPERSEDED),
+        (State.DROPPED, sessions.SUPERSEDED),
+        (State.DROPPED, sessions.SUPERSEDED),
         (State.AWAITING, ""),
     ]
     assert book.state(other) is State.AWAITING

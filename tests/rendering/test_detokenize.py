@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from openclaw_rl.rendering.detokenize import Detokenizer, token_bytes
+from openclaw_rl.rendering.tokenizer import Detokenizer, token_bytes
 
 REPLACEMENT = "\ufffd"
 SAMPLE = "€€é😀\ufffd a"

@@ -16,8 +16,8 @@ from openclaw_rl.learn.build import serve_learned, where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
-from openclaw_rl.learn.phases import Phase
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
+from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import groups, verdicts
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.fakes import ScriptedLearner, ScriptedSampler, read_policy

@@ -4,9 +4,9 @@ import base64
 import math
 from typing import Any
 
-from openclaw_rl.api.state import Operations
+from openclaw_rl.api.service import Operations
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
-from openclaw_rl.ledger import states, training, verdicts
+from openclaw_rl.ledger import sessions, training, verdicts
 from openclaw_rl.ledger.screenshot_folders import FOLDER as SCREENSHOTS
 from openclaw_rl.ledger.turns import load_turn, set_next_state
 from openclaw_rl.types import EpisodeResult, Hint, NextStep, Question, SampleKind, Source, State, Verdict, Vote
@@ -117,7 +117,7 @@ def train(page: LivePage, step: int) -> None:
     """A step that used the turns that are judged by now, and numbers that look like learning."""
     turns = [turn.number for turn in page.turns() if turn.state is State.JUDGED][:2] if step == 12 else []
     for turn in turns:
-        change(page, states.move, turn, State.BATCHED)
+        change(page, sessions.move, turn, State.BATCHED)
     wave = math.sin(step)
     report = a_report(
         step,

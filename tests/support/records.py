@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.sessions import move
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import capture, load_turn, record_turn, turn_numbers
 from openclaw_rl.types import Continuation, SamplingParams, SessionKey, State, StoredTurn, Turn, TurnKind

@@ -11,8 +11,7 @@ from openclaw_rl.api.auth import KeyCheck, LoopbackOnly
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.api.reader import BodyReader
 from openclaw_rl.api.routes import answers, feedback, health, notes, policy
-from openclaw_rl.api.service import ChatService
-from openclaw_rl.api.state import Operations, ServerState
+from openclaw_rl.api.service import ChatService, Operations, ServerState
 
 #: The topics, in the order in which an unknown path's error message lists their routes.
 TOPICS = (answers, feedback, notes, policy, health)

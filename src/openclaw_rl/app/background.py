@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.api.state import IsGone, OperationFailed, Operations
+from openclaw_rl.api.service import IsGone, OperationFailed, Operations
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop

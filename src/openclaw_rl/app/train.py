@@ -24,8 +24,8 @@ from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.loop import LearnLoop
-from openclaw_rl.learn.phases import Phase
 from openclaw_rl.learn.samples import score_imported
+from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import groups, training, turns, verdicts
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.schema import open_ledger

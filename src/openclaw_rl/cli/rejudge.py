@@ -20,7 +20,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, progress
 
 if TYPE_CHECKING:
-    from openclaw_rl.judge.judges.panel import TwoScores
+    from openclaw_rl.judge.judges.base import TwoScores
 
 DOC = "judge stored turns again, with another judge or rubric, and compare; nothing is changed"
 SIGNS = ("good", "neutral", "bad", "abstains")
@@ -66,7 +66,7 @@ async def judge_turns(config: Config, db: Connection, turns: Sequence[int]) -> "
     from openclaw_rl.app.assembly import fetch_files, judge_setup, start_model
     from openclaw_rl.engines.factory import Resources
     from openclaw_rl.judge.build import build_panel
-    from openclaw_rl.judge.judges.panel import rejudge
+    from openclaw_rl.judge.judges.base import rejudge
     from openclaw_rl.ledger.turns import load_turn
 
     async with contextlib.AsyncExitStack() as stack:

@@ -10,16 +10,13 @@ from dataclasses import dataclass, replace
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from openclaw_rl.aio import wait_at_most
-from openclaw_rl.judge.judges.base import TIMED_OUT, Case, JudgeDown, JudgeError
-from openclaw_rl.judge.judges.llm import LlmJudge
-from openclaw_rl.judge.judges.panel import JudgePanel
+from openclaw_rl.judge.judges.base import TIMED_OUT, Case, JudgeDown, JudgeError, JudgePanel
+from openclaw_rl.judge.judges.llm import LlmJudge, agreement
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes, ready
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.judge.votes import agreement
 from openclaw_rl.ledger import episodes, groups, verdicts
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
-from openclaw_rl.ledger.status import COLLAPSE_WINDOW, judging_trouble
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import load_turn, ready_turns
 from openclaw_rl.methods.base import Method
@@ -288,7 +285,7 @@ class JudgeLoop:
             log.info("Turn %d counts as good: it is the best turn of a session without a good one.", turn)
 
     def _warn_of_collapse(self) -> None:
-        warning = judging_trouble(self.ledger.read(verdicts.recent, COLLAPSE_WINDOW))
+        warning = self.ledger.read(verdicts.judging_trouble)
         if warning and warning != self._logged_collapse:
             log.warning(warning)
         self._logged_collapse = warning

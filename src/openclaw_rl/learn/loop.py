@@ -12,10 +12,9 @@ from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sa
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
-from openclaw_rl.learn.phases import Phase, Phases
 from openclaw_rl.learn.reporting import Records, Reporter
 from openclaw_rl.learn.rollback import find_traces, newest_without, remove
-from openclaw_rl.learn.step import StepRunner
+from openclaw_rl.learn.step import Phase, Phases, StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import trainable
 from openclaw_rl.ledger.store import Ledger

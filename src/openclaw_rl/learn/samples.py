@@ -15,7 +15,7 @@ from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.groups import queue, trainable
-from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.sessions import move
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import first_unscored, load_turn, set_logprobs
 from openclaw_rl.methods.base import Baseline, Lesson, Method, NoSignal

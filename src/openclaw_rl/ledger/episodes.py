@@ -11,8 +11,7 @@ from typing import Any
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import AlreadyRewarded, BadResult, TooLate, UnknownSession
 from openclaw_rl.ledger.packing import pack_json, whole_text
-from openclaw_rl.ledger.sessions import close_idle_sessions, open_session
-from openclaw_rl.ledger.states import ALREADY_USED, QUARANTINED, SUPERSEDED, move
+from openclaw_rl.ledger.sessions import ALREADY_USED, QUARANTINED, SUPERSEDED, close_idle_sessions, move, open_session
 from openclaw_rl.types import (
     EpisodeCounts,
     EpisodeMode,

@@ -15,7 +15,7 @@ import time
 
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LeaseRefused, UnknownLease
-from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.sessions import move
 from openclaw_rl.types import Lease, LeaseEnd, State, StepOutcome
 
 EXPIRED = "SELECT number FROM leases WHERE ended = '' AND expires <= ?"

@@ -1,4 +1,4 @@
-"""Sessions, and their messages.
+"""Sessions, their messages, and the states of their turns with the allowed transitions between them.
 
 Requests are paths through a session's tree of messages: what requests have in common is stored once.
 """
@@ -10,9 +10,53 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.packing import common_prefix, pack_json
-from openclaw_rl.ledger.states import NO_NEXT_STATE, move
 from openclaw_rl.types import SessionKey, State, TurnKind
+
+#: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.CAPTURED: frozenset({State.AWAITING, State.READY, State.DROPPED}),
+    State.AWAITING: frozenset({State.READY, State.DROPPED}),
+    # A session whose turns were ready or judged can become an episode, whose reward they then await.
+    State.READY: frozenset({State.AWAITING, State.JUDGED, State.DROPPED}),
+    State.JUDGED: frozenset({State.AWAITING, State.BATCHED, State.READY, State.DROPPED}),
+    State.BATCHED: frozenset({State.APPLIED, State.JUDGED, State.DROPPED}),
+    # A step that was lost with the learner's memory is made again. In another epoch an imported turn is scored again.
+    State.APPLIED: frozenset({State.JUDGED, State.CAPTURED}),
+    State.DROPPED: frozenset({State.READY}),
+}
+#: Reasons that are used in more than one place.
+SUPERSEDED = "superseded: the client asked again"
+NO_NEXT_STATE = "the session ended without a next state"
+EPISODE_ENDED = "answered after the end of its episode"
+#: Begins the reason of a turn whose training step was refused.
+QUARANTINED = "quarantined: "
+ALREADY_USED = (State.BATCHED, State.APPLIED)
+
+
+class IllegalTransition(LedgerError):
+    """A turn cannot move from its state to the requested one."""
+
+    def __init__(self, turn: int, current: State, wanted: State) -> None:
+        super().__init__(f"turn {turn} is {current} and cannot become {wanted}")
+        self.current, self.wanted = current, wanted
+
+
+def move(db: sqlite3.Connection, turn: int, state: State, reason: str = "") -> None:
+    """Change a turn's state. Raises IllegalTransition and UnknownTurn."""
+    row = db.execute("SELECT state FROM turns WHERE number = ?", (turn,)).fetchone()
+    if row is None:
+        raise UnknownTurn(f"there is no turn {turn}")
+    current = State(row["state"])
+    if state not in TRANSITIONS[current]:
+        raise IllegalTransition(turn, current, state)
+    ready = time.time() if state is State.READY else None
+    db.execute(
+        "UPDATE turns SET state = ?, reason = ?, ready_at = coalesce(?, ready_at) WHERE number = ?",
+        (state, reason, ready, turn),
+    )
+
 
 #: The owner of sessions that came from a file.
 IMPORTED = "imported"

@@ -2,8 +2,8 @@
 
 import json
 import sqlite3
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from openclaw_rl.types import (
     State,
     StepOutcome,
     Update,
-    VerdictSummary,
 )
 
 #: A part of the server that does not work reports this, followed by the reason.
@@ -36,13 +35,6 @@ SWITCHED_OFF = {
     "learner": "Nothing is trained (--max-steps 0). Start the server without that option, and it trains on the waiting "
     "judged turns.",
 }
-#: Judging is checked over this many of the last verdicts.
-COLLAPSE_WINDOW = 50
-#: A larger share of abstentions among them is reported as trouble.
-MAX_ABSTENTIONS = 0.8
-ADVICE = (
-    "Look at some of them (openclaw-rl sessions ID): does the next message give feedback, and does the judge see it?"
-)
 #: Judged turns that are looked at, the newest first.
 _TURNS = 100
 #: A person's last messages that count, and the fewest that say anything about how that person is understood.
@@ -195,7 +187,7 @@ def read_status(
         judge_down=why(ready, "judge"),
         learner=ready.get("learner", ""),
         runs={part: where for part, where in ready.get("runs", {}).items() if where},
-        trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
+        trouble=verdicts.judging_trouble(db) if db else "",
         unread=words_not_understood(db) if db else "",
         quarantined=training.load_steps(db, StepOutcome.QUARANTINED)[::-1] if db else [],
         serving=ready.get("policy_version"),
@@ -204,26 +196,6 @@ def read_status(
         groups=groups.waiting(db) if db else [],
         notes=notes.count(db) if db else {},
     )
-
-
-def judging_trouble(recent: Sequence[VerdictSummary]) -> str:
-    """What is wrong with the last verdicts; empty if nothing is wrong or there are too few to say."""
-    if len(recent) < COLLAPSE_WINDOW:
-        return ""
-    abstentions = Counter(verdict.reason for verdict in recent if verdict.score is None and not verdict.hints)
-    if abstentions.total() >= MAX_ABSTENTIONS * len(recent):
-        reason, _count = abstentions.most_common(1)[0]
-        return (
-            f"The judge abstained on {abstentions.total()} of the last {len(recent)} turns, mostly because: "
-            f"{reason or 'there was no hint'}. {ADVICE} A language model (--judge-base-url) sees more than rules."
-        )
-    (score, count), *_ = Counter(verdict.score for verdict in recent).most_common()
-    if score is not None and count == len(recent):
-        return (
-            f"The last {count} verdicts are all {score:+g}, so there is no difference to learn from. "
-            f"{ADVICE} A rubric (--judge-rubric), more votes (--prm-m) or another judge may tell turns apart."
-        )
-    return ""
 
 
 def words_not_understood(db: sqlite3.Connection) -> str:

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.ledger import episodes, groups
-from openclaw_rl.ledger.sessions import IMPORTED
-from openclaw_rl.ledger.states import QUARANTINED, move
+from openclaw_rl.ledger.sessions import IMPORTED, QUARANTINED, move
 from openclaw_rl.types import BASE_VERSION, Batch, LeaseEnd, State, StepOutcome, Update
 
 #: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.

@@ -24,8 +24,7 @@ from openclaw_rl.ledger.options import GROUP_SIZE
 from openclaw_rl.ledger.packing import common_prefix, pack_json
 from openclaw_rl.ledger.pages import session_summaries
 from openclaw_rl.ledger.schema import snapshot, transaction
-from openclaw_rl.ledger.sessions import IMPORTED, close_session
-from openclaw_rl.ledger.states import EPISODE_ENDED, NO_NEXT_STATE
+from openclaw_rl.ledger.sessions import EPISODE_ENDED, IMPORTED, NO_NEXT_STATE, close_session
 from openclaw_rl.ledger.turns import episode_state, load_turns, record_turn
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import (

@@ -22,8 +22,16 @@ from openclaw_rl.ledger.packing import (
     unpack_ids,
     unpack_top,
 )
-from openclaw_rl.ledger.sessions import close_session, load_messages, open_session, store_messages
-from openclaw_rl.ledger.states import ALREADY_USED, EPISODE_ENDED, SUPERSEDED, move
+from openclaw_rl.ledger.sessions import (
+    ALREADY_USED,
+    EPISODE_ENDED,
+    SUPERSEDED,
+    close_session,
+    load_messages,
+    move,
+    open_session,
+    store_messages,
+)
 from openclaw_rl.types import (
     Counts,
     EpisodeMode,

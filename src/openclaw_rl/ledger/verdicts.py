@@ -20,7 +20,7 @@ from openclaw_rl.ledger.packing import (
     unpack_top,
     whole_text,
 )
-from openclaw_rl.ledger.states import QUARANTINED, move
+from openclaw_rl.ledger.sessions import QUARANTINED, move
 from openclaw_rl.types import (
     Feedback,
     HeardWishes,
@@ -43,6 +43,13 @@ SUMMARIES = (
 )
 #: The reason of a verdict that was raised because its session had no good turn.
 AT_LEAST_ONE = "the best turn of a session without a good one"
+#: Judging is checked over this many of the last verdicts.
+COLLAPSE_WINDOW = 50
+#: A larger share of abstentions among them is reported as trouble.
+MAX_ABSTENTIONS = 0.8
+ADVICE = (
+    "Look at some of them (openclaw-rl sessions ID): does the next message give feedback, and does the judge see it?"
+)
 
 
 def record(
@@ -147,6 +154,27 @@ def recent(db: sqlite3.Connection, count: int) -> list[VerdictSummary]:
     """The last verdicts, the newest first, without the rewards of environments."""
     query = f"{SUMMARIES} WHERE source IS NOT ? ORDER BY number DESC LIMIT ?"
     return [_summary(row) for row in db.execute(query, (Source.ENVIRONMENT, count))]
+
+
+def judging_trouble(db: sqlite3.Connection) -> str:
+    """What is wrong with the last verdicts; empty if nothing is wrong or there are too few to say."""
+    last = recent(db, COLLAPSE_WINDOW)
+    if len(last) < COLLAPSE_WINDOW:
+        return ""
+    abstentions = Counter(verdict.reason for verdict in last if verdict.score is None and not verdict.hints)
+    if abstentions.total() >= MAX_ABSTENTIONS * len(last):
+        reason, _count = abstentions.most_common(1)[0]
+        return (
+            f"The judge abstained on {abstentions.total()} of the last {len(last)} turns, mostly because: "
+            f"{reason or 'there was no hint'}. {ADVICE} A language model (--judge-base-url) sees more than rules."
+        )
+    (score, count), *_ = Counter(verdict.score for verdict in last).most_common()
+    if score is not None and count == len(last):
+        return (
+            f"The last {count} verdicts are all {score:+g}, so there is no difference to learn from. "
+            f"{ADVICE} A rubric (--judge-rubric), more votes (--prm-m) or another judge may tell turns apart."
+        )
+    return ""
 
 
 def _summary(row: sqlite3.Row) -> VerdictSummary:

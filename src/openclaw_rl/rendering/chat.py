@@ -20,8 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from openclaw_rl.models import BadModelFolder
-from openclaw_rl.rendering.detokenize import Detokenizer
-from openclaw_rl.rendering.tokenizer import ChatTokenizer, TooLong
+from openclaw_rl.rendering.tokenizer import ChatTokenizer, Detokenizer, TooLong
 
 Message = dict[str, Any]
 

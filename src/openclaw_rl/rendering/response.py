@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from openclaw_rl.rendering.detokenize import Detokenizer
+from openclaw_rl.rendering.tokenizer import Detokenizer
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
 
 

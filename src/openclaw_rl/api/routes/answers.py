@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.reader import IncomingRequest
-from openclaw_rl.api.state import ServerState, server_of
+from openclaw_rl.api.service import ServerState, server_of
 from openclaw_rl.api.wire import ChatRequest, body_schema
 from openclaw_rl.api.wires.base import Wire, renamed
 from openclaw_rl.api.wires.chat import ChatWire

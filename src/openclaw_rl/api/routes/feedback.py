@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from openclaw_rl.api.capture.classify import possible_names
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.state import server_of
+from openclaw_rl.api.service import server_of
 from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema, parse
 from openclaw_rl.ledger import episodes, sessions
 from openclaw_rl.ledger.errors import TooLate, UnknownSession

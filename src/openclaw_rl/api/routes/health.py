@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from openclaw_rl.api.state import ServerState, server_of
+from openclaw_rl.api.service import ServerState, server_of
 from openclaw_rl.engines.base import EngineStats
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CaptureSuspended

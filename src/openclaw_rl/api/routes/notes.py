@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field
 
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.state import server_of
+from openclaw_rl.api.service import server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.errors import UnknownNote

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.state import OperationFailed, server_of
+from openclaw_rl.api.service import OperationFailed, server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
 from openclaw_rl.types import Claim
 

@@ -10,8 +10,8 @@ from openclaw_rl.api.completion import ChoiceUpdate, Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, parse_request
 from openclaw_rl.api.wires.base import DONE, data_event
-from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.rendering.response import Delta, ReasoningText, tool_call
+from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.rendering.tool_calls import ParsedToolCall
 from openclaw_rl.types import SampledToken
 

@@ -23,7 +23,7 @@ from openclaw_rl.api.wire import (
     parse,
 )
 from openclaw_rl.api.wires.base import DONE, data_event, refuse_fields, same_fields
-from openclaw_rl.rendering.detokenize import token_bytes
+from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.types import SampledToken
 
 #: How long an answer may be if the request does not say; OpenAI has the same number.

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.state import OperationFailed
+from openclaw_rl.api.service import OperationFailed
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, dashboard_of, redirect
 from openclaw_rl.learn.rollback import finish_deletions

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.state import OperationFailed
+from openclaw_rl.api.service import OperationFailed
 from openclaw_rl.api.wire import parse_request
 from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_change

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from openclaw_rl.api.state import ServerState
+from openclaw_rl.api.service import ServerState
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.live.access import Access, Viewer
 from openclaw_rl.dashboard.live.reads import ChangeFeed, PageThreads

@@ -10,12 +10,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from openclaw_rl.ledger.episodes import describe_step
-from openclaw_rl.ledger.states import ALREADY_USED
+from openclaw_rl.ledger.sessions import ALREADY_USED
 from openclaw_rl.methods.base import Method, NoSignal, teacher_logprobs
 from openclaw_rl.methods.distillation import distil
 from openclaw_rl.methods.options import TopK
 from openclaw_rl.rendering.chat import content_text
-from openclaw_rl.rendering.detokenize import token_bytes
+from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.types import (
     ConversationNote,
     Feedback,

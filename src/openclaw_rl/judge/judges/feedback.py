@@ -1,8 +1,7 @@
 """The judges that read feedback: explicit scores, and what came next as the rules read it. They are never down."""
 
-from openclaw_rl.judge.judges.base import Case, Opinion, Questions
+from openclaw_rl.judge.judges.base import MIN_HINT, Case, Opinion, Questions
 from openclaw_rl.judge.rules import ReplyKind, instruct, read_reply, ready
-from openclaw_rl.judge.votes import MIN_HINT
 from openclaw_rl.types import UNREAD, Source
 
 #: A longer text of an environment is cut in the middle, because the beginning and the end say most.
