@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines import constraints as compiling
 from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints import Automaton, Compiler
 from openclaw_rl.engines.remote.constrained import structural_tag
@@ -173,18 +172,16 @@ def wide(properties: int) -> Constraint:
     return Constraint(JsonForm(json.dumps({"type": "object", "properties": fields})))
 
 
-def test_a_constraint_is_compiled_once_and_not_for_ever_kept(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_constraint_is_compiled_once_and_not_for_ever_kept(compiler: Compiler) -> None:
     small = Constraint(JsonForm('{"type": "boolean"}'))
     first = compiler.future(small).result(60)
     assert compiler.has_result(small)
     assert compiler.automaton(small) is first
-    monkeypatch.setattr(compiling, "MAX_CACHED", 2)
+    compiler.max_cached = 2
     for number in range(3):
         compiler.future(Constraint(JsonForm(json.dumps({"const": number})))).result(60)
     assert compiler.future(small).result(60) is not first
-    monkeypatch.setattr(compiling, "MAX_CACHED_BYTES", 100)
+    compiler.max_cached_bytes = 100
     compiler.future(wide(20)).result(60)
     assert len(compiler._results) == 1
 
@@ -213,7 +210,7 @@ def test_others_run_while_a_large_schema_is_compiled(compiler: Compiler) -> None
 
 
 def test_a_request_does_not_wait_for_ever(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.0)
+    compiler.compile_seconds = 0.0
     gate = threading.Event()
     monkeypatch.setattr(Automaton, "compile", lambda *_given, **_options: gate.wait(60))
     constraint = Constraint(JsonForm("{}"))

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from openclaw_rl.envs import connection as connection_module
-from openclaw_rl.envs import driver as driver_module
-from openclaw_rl.envs import host as host_module
 from openclaw_rl.envs.base import Outcome, Step
 from openclaw_rl.envs.checks import MAX_TEXT_CHARACTERS
 from openclaw_rl.envs.connection import PolicyServer, QueueState, Sampling
@@ -82,8 +80,10 @@ def env() -> Guess:
     return Guess()
 
 
-async def run(env: Any, policy: Any, plan: RolloutPlan = PLAN, watch: Silent | None = None) -> Tally:
-    host = EnvironmentHost(env)
+async def run(
+    env: Any, policy: Any, plan: RolloutPlan = PLAN, watch: Silent | None = None, grace_seconds: float = 2.0
+) -> Tally:
+    host = EnvironmentHost(env, grace_seconds)
     try:
         return await Driver(host, policy, plan, watch or Silent()).run()
     finally:
@@ -213,13 +213,10 @@ async def test_an_environment_that_hangs_while_closing_changes_nothing(env: Gues
     assert (len(tally.rewarded), tally.retries) == (1, 0)
 
 
-async def test_an_environment_that_blocks_its_thread_is_left_behind(
-    env: Guess, instant: InstantPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_module, "GRACE_SECONDS", 0.2)
+async def test_an_environment_that_blocks_its_thread_is_left_behind(env: Guess, instant: InstantPolicy) -> None:
     freed = threading.Event()
     env.faults["step"] = first_only(freed.wait)
-    tally = await run(env, instant, replace(PLAN, tasks=3, parallel=1, limits=HASTY))
+    tally = await run(env, instant, replace(PLAN, tasks=3, parallel=1, limits=HASTY), grace_seconds=0.2)
     assert not freed.is_set()
     freed.set()
     assert (len(tally.rewarded), tally.retries) == (3, 1)
@@ -308,10 +305,7 @@ async def test_at_most_so_many_episodes_run_at_once(env: Guess, policy: PolicySe
     assert server.most_running == 3
 
 
-async def test_no_group_starts_while_two_batches_wait(
-    env: Guess, policy: PolicyServer, server: EpisodeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_module, "POLL_SECONDS", 0.001)
+async def test_no_group_starts_while_two_batches_wait(env: Guess, policy: PolicyServer, server: EpisodeServer) -> None:
     queue = {"held": 500, "to_judge": 3, "to_train": 6}
     server.state = {"policy_version": 5, "queue": queue, "next_step": {"needed": 4}}
 
@@ -323,7 +317,7 @@ async def test_no_group_starts_while_two_batches_wait(
                 queue["to_train"] = 5
 
     watch = CatchesUp()
-    tally = await run(env, policy, watch=watch)
+    tally = await run(env, policy, replace(PLAN, poll_seconds=0.001), watch)
     assert (watch.waits, len(tally.rewarded)) == (3, 1)
 
 
@@ -428,7 +422,6 @@ async def test_a_queue_that_is_not_told_is_unknown(policy: PolicyServer, server:
 async def test_nothing_starts_while_the_queue_is_unknown(
     env: Guess, instant: InstantPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "POLL_SECONDS", 0.001)
     states = iter([None, None, QueueState(version=4)])
 
     async def queue() -> QueueState | None:
@@ -436,7 +429,7 @@ async def test_nothing_starts_while_the_queue_is_unknown(
         return next(states)
 
     monkeypatch.setattr(instant, "queue", queue)
-    tally = await run(env, instant)
+    tally = await run(env, instant, replace(PLAN, poll_seconds=0.001))
     assert (len(tally.rewarded), tally.version) == (1, 4)
 
 

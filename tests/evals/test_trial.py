@@ -60,14 +60,15 @@ class FakeChat:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(trial, "LONG_EXAM", 3)
 
 
 def make(tmp_path: Path, tell: Callable[[], dict[str, Any]], chat: FakeChat, **given: Any) -> Trial:
     method = given.pop("method", "rl")
     plan = TrialPlan(method, load("brief"), 0, tmp_path, **{"sessions": 6, "minutes": 1.0, **given})
-    return Trial(TrialOutcome(plan), FakeServer(tell), chat, Silent())  # type: ignore[arg-type]
+    made = Trial(TrialOutcome(plan), FakeServer(tell), chat, Silent())  # type: ignore[arg-type]
+    made.poll_seconds = 0.01
+    return made
 
 
 async def outcome_of(held: Trial) -> TrialOutcome:

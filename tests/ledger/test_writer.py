@@ -106,8 +106,8 @@ def test_changes_that_wait_for_a_slow_one_share_a_commit(notes: Notes) -> None:
     assert notes.commits - before == 2
 
 
-def test_one_commit_does_not_grow_beyond_a_limit(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_GROUP", 10)
+def test_one_commit_does_not_grow_beyond_a_limit(notes: Notes) -> None:
+    notes.writer.max_group = 10
     slow = Held(notes.writer)
     done = [notes.note(str(number)) for number in range(25)]
     before = notes.commits

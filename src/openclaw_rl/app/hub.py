@@ -42,13 +42,13 @@ def is_downloaded(name: str, config: Config) -> bool:
     return is_id and find_model(name, config.run.cache) is None
 
 
-def ask_hub(name: str) -> OnHub:
-    """Ask the Hub about a model, for at most `MAX_SECONDS`."""
+def ask_hub(name: str, seconds: float = MAX_SECONDS) -> OnHub:
+    """Ask the Hub about a model, for at most some seconds."""
     answers: queue.SimpleQueue[OnHub] = queue.SimpleQueue()
     # In a thread, because looking up the Hub's address has no time limit of its own.
     threading.Thread(target=lambda: answers.put(_ask(name)), name="hub", daemon=True).start()
     try:
-        return answers.get(timeout=MAX_SECONDS)
+        return answers.get(timeout=seconds)
     except queue.Empty:
         return OnHub.UNKNOWN
 

@@ -219,7 +219,7 @@ class Compiler:
 
     * The caller never waits: `has_result` is false until the result is there, and `woken` is called then.
     * A constraint that is compiled already is there at once, as long as it is in the cache.
-    * Constraints are compiled one at a time, and a request waits at most `COMPILE_SECONDS`.
+    * Constraints are compiled one at a time, and a request waits at most `compile_seconds`.
     """
 
     def __init__(
@@ -235,6 +235,9 @@ class Compiler:
         self._size = size
         self._woken = woken
         self._any_whitespace = any_whitespace
+        self.compile_seconds = COMPILE_SECONDS
+        self.max_cached_bytes = MAX_CACHED_BYTES
+        self.max_cached = MAX_CACHED
         self._vocabulary: Vocabulary | None = None
         self._results: OrderedDict[Constraint, tuple[Future[Automaton], float]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
@@ -253,7 +256,7 @@ class Compiler:
         """The compiled constraint. Raises ConstraintRefused if it cannot be compiled, or not in time."""
         result, _deadline = self._result(constraint)
         if not result.done():
-            raise ConstraintRefused(f"The schema was not compiled within {COMPILE_SECONDS:.0f} seconds.")
+            raise ConstraintRefused(f"The schema was not compiled within {self.compile_seconds:.0f} seconds.")
         return result.result()
 
     def future(self, constraint: Constraint) -> "Future[Automaton]":
@@ -270,7 +273,7 @@ class Compiler:
             self._make_room(size_of(constraint))
             result = self._thread.submit(self._compile, constraint)
             result.add_done_callback(lambda _result: self._woken())
-            self._results[constraint] = result, time.monotonic() + COMPILE_SECONDS
+            self._results[constraint] = result, time.monotonic() + self.compile_seconds
         return self._results[constraint]
 
     def _compile(self, constraint: Constraint) -> Automaton:
@@ -282,7 +285,7 @@ class Compiler:
         """Forget the constraints that were not used for longest. Those that are being compiled stay."""
         kept = sum(map(size_of, self._results))
         for constraint, (result, _deadline) in list(self._results.items()):
-            if kept + size <= MAX_CACHED_BYTES and len(self._results) < MAX_CACHED:
+            if kept + size <= self.max_cached_bytes and len(self._results) < self.max_cached:
                 return
             if result.done():
                 del self._results[constraint]

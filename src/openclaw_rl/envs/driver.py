@@ -27,8 +27,6 @@ from openclaw_rl.errors import UserError
 
 #: How many training steps the turns that wait at the server may make before no new group starts.
 MAX_BATCHES_AHEAD = 2.0
-#: How often to ask the server how far it is.
-POLL_SECONDS = 0.25
 #: An attempt that fails is made again this many times.
 RETRIES = 1
 #: How long the driver tells the server which attempts were given up when it is stopped.
@@ -50,15 +48,16 @@ class RolloutWatcher(Protocol):
 class Pacer:
     """Says when a group may start: while the server has at most two training steps of turns waiting."""
 
-    def __init__(self, server: PolicyServer, tally: Tally, watch: RolloutWatcher, minutes: float | None) -> None:
+    def __init__(self, server: PolicyServer, tally: Tally, watch: RolloutWatcher, plan: "RolloutPlan") -> None:
         self._server, self._tally, self._watch = server, tally, watch
-        self._seconds = math.inf if minutes is None else 60 * minutes
+        self._seconds = math.inf if plan.minutes is None else 60 * plan.minutes
+        self._poll_seconds = plan.poll_seconds
         self._asked = -math.inf
 
     async def may_start(self, *, evaluates: bool) -> bool:
         """Wait until the server keeps up; False if the time is up. An evaluation never waits."""
         while self._tally.seconds <= self._seconds:
-            if evaluates or time.monotonic() < self._asked + POLL_SECONDS:
+            if evaluates or time.monotonic() < self._asked + self._poll_seconds:
                 return True
             state = await self._server.queue()
             if state is not None:
@@ -68,7 +67,7 @@ class Pacer:
                 if state.batches <= MAX_BATCHES_AHEAD:
                     return True
                 self._watch.waiting(self._tally)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._poll_seconds)
         return False
 
 
@@ -196,6 +195,8 @@ class RolloutPlan:
     limits: EpisodeLimits
     minutes: float | None = None
     """Start no new group after this time."""
+    poll_seconds: float = 0.25
+    """How often to ask the server how far it is."""
     distinct: bool = False
     """Attempt no task twice."""
 
@@ -242,7 +243,7 @@ class Driver:
         self._name = run_name(plan.name)
         #: The attempts of groups that have begun, and the session in which each is made.
         self._open: dict[AttemptKey, str] = {}
-        self._pacer = Pacer(server, self.tally, watch, plan.minutes)
+        self._pacer = Pacer(server, self.tally, watch, plan)
         self._slots = asyncio.Semaphore(plan.parallel)
 
     async def run(self) -> Tally:

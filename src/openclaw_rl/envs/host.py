@@ -14,8 +14,6 @@ from openclaw_rl.envs.checks import checked_messages, checked_outcome, checked_s
 from openclaw_rl.errors import UserError
 from openclaw_rl.plugins import describe
 
-#: How long a cancelled call may take to end, and how long a thread that is alive may take to react.
-GRACE_SECONDS = 2.0
 #: How long an environment may take to close an episode or itself. Nothing waits for it any longer: the work is done.
 CLOSE_SECONDS = 10.0
 #: How many threads an environment may block before the driver gives up.
@@ -32,8 +30,10 @@ class EnvironmentHost:
       calls that waited on the blocked thread fail too.
     """
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, grace_seconds: float = 2.0) -> None:
+        """`grace_seconds`: how long a cancelled call may take to end, and a thread that is alive to react."""
         self.environment = environment
+        self.grace_seconds = grace_seconds
         self.blocked = 0
         self._loop = start_loop()
 
@@ -45,7 +45,7 @@ class EnvironmentHost:
         loop = self._loop
         running = asyncio.run_coroutine_threadsafe(guarded(what, function, seconds), loop)
         try:
-            async with asyncio.timeout(seconds + GRACE_SECONDS) as limit:
+            async with asyncio.timeout(seconds + self.grace_seconds) as limit:
                 return await asyncio.wrap_future(running)
         except TimeoutError:
             if not limit.expired():
@@ -57,7 +57,7 @@ class EnvironmentHost:
     async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
         alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
         try:
-            async with asyncio.timeout(GRACE_SECONDS):
+            async with asyncio.timeout(self.grace_seconds):
                 await asyncio.wrap_future(alive)
         except TimeoutError:
             if loop is not self._loop:

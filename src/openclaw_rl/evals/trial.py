@@ -141,6 +141,7 @@ class Trial:
         self, outcome: TrialOutcome, server: RunningServer, chat: Chat, watch: TrialWatcher, player: Chat | None = None
     ) -> None:
         """`player` is a model that plays the people; without it they follow a script."""
+        self.poll_seconds = POLL_SECONDS
         self.outcome, self.server, self.chat, self.watch, self.player = outcome, server, chat, watch, player
         self.plan = outcome.plan
         self._numbers = count()
@@ -187,7 +188,7 @@ class Trial:
             state = await self.server.state()
             if not is_learning(state) or self._is_late():
                 return int(state["policy_version"])
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self.poll_seconds)
 
     async def _join(self) -> None:
         """One of the people who talk after the first sessions."""
@@ -225,7 +226,7 @@ class Trial:
             waited = time.monotonic() - began >= JUDGE_SECONDS
             if queue.get("to_judge", 0) <= (MOST_UNJUDGED if waited or self._joined.is_set() else 0):
                 return
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self.poll_seconds)
 
     def _is_late(self) -> bool:
         return self.seconds >= 60 * self.plan.minutes
@@ -241,7 +242,7 @@ class Trial:
         """Examine every few policy versions, and hold sessions back during training, until cancelled."""
         examined = 0
         while True:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self.poll_seconds)
             state = await self.server.state()
             self.watch.talking(self.outcome, self.seconds, str(state.get("learner", "")))
             version = int(state["policy_version"])

@@ -60,7 +60,7 @@ class LearnLoop:
     - After an error the loop tries again by itself, with growing pauses; `status` gives the reason meanwhile.
     - A rollback serves the earlier policy at once. A step that runs meanwhile is taken back.
     - `finish` lets the running step end, starts no other, and saves only a policy that counts.
-    - The phase changes only as `phases.TRANSITIONS` allows.
+    - The phase changes only as `step.TRANSITIONS` allows.
     """
 
     def __init__(

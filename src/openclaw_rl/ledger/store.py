@@ -62,6 +62,7 @@ class Writer:
         connection.execute(f"PRAGMA busy_timeout = {int(lock_seconds * 1000)}")
         self._connection = connection
         self.retry_seconds = RETRY_SECONDS
+        self.max_group = MAX_GROUP
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
@@ -98,7 +99,7 @@ class Writer:
     def _run(self) -> None:
         while True:
             group = [self._queue.get()]
-            while len(group) < MAX_GROUP and not self._queue.empty():
+            while len(group) < self.max_group and not self._queue.empty():
                 group.append(self._queue.get())
             self._write([pending for pending in group if pending is not None])
             if None in group:
@@ -160,7 +161,7 @@ class Ledger:
 
     - A change that was awaited is on the disk: it survives `kill -9` and a power cut.
     - A change happens as a whole or not at all; changes are made in the order in which they were submitted.
-    - A turn moves only along the transitions in `states`; every dropped turn has a reason.
+    - A turn moves only along the transitions in `sessions`; every dropped turn has a reason.
     - A turn is in at most one step that counts in each epoch, also after a crash, a resume or a rollback.
     - The turns of an episode wait for its reward. Those of a group are trained on together, once it is settled.
     - Reads never wait for the writer. They happen at once, on the caller's thread, and are short look-ups by index.

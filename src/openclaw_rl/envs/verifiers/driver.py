@@ -40,7 +40,7 @@ class VerifiersDriver:
         self._run_name = run_name(name)
         #: How many attempts of each group have ended.
         self._ended: Counter[str] = Counter()
-        self._pacer = Pacer(server, self.tally, watch, plan.minutes)
+        self._pacer = Pacer(server, self.tally, watch, plan)
         self._free_groups = asyncio.Semaphore(-(-plan.parallel // plan.group))
 
     async def run(self) -> Tally:
