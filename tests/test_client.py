@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.client import GIVE_KEY, Client, Retries, ServerError, ready_state, retry_after
-from openclaw_rl.evals.chat import HttpChat
+from openclaw_rl.evals.chat import Chat
 from support.harness import Bench, running
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -89,9 +89,9 @@ def test_a_server_that_is_gone_is_a_sentence() -> None:
 
 async def test_evaluations_ask_their_own_server_without_the_proxy(tiny_model: Path) -> None:
     with running(Bench(tiny_model)) as bench:
-        async with HttpChat(bench.url, local=True) as chat:
+        async with Chat(bench.url, local=True) as chat:
             assert (await chat.ask(HELLO)).text == "hello world"
-        async with HttpChat(bench.url) as chat:
+        async with Chat(bench.url) as chat:
             with pytest.raises(ServerError):
                 await chat.ask(HELLO)
 

@@ -16,8 +16,8 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway
 from openclaw_rl.engines.tinker.connection import Heartbeat
 from openclaw_rl.engines.tinker.traits import look_at
-from openclaw_rl.evals.chat import HttpChat
-from openclaw_rl.evals.demo import command_line, make_plans, plain
+from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.demo import command_line, make_plans, trial_data
 from openclaw_rl.evals.trial import TrialOutcome
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
 from openclaw_rl.judge.judges.base import JudgeDown
@@ -36,7 +36,7 @@ async def test_a_judge_that_cannot_be_reached() -> None:
 
 
 async def test_a_model_that_is_evaluated() -> None:
-    async with HttpChat(URL) as chat:
+    async with Chat(URL) as chat:
         with pytest.raises(ServerError, match=r"127\.0\.0\.1:9") as failure:
             await chat.ask(HELLO)
     assert "S3CRET" not in str(failure.value)
@@ -74,7 +74,7 @@ def test_the_files_of_a_demo(tmp_path: Path) -> None:
     machine = machine_of(Config.of(tinker_base_url=URL))
     (plan,) = make_plans(machine, options, tmp_path)
     assert plan.flags.count(URL) == 2, "the server itself is told"
-    written = json.dumps(plain(TrialOutcome(plan))) + command_line(machine, options)
+    written = json.dumps(trial_data(TrialOutcome(plan))) + command_line(machine, options)
     assert "S3CRET" not in written
     assert "--teacher-url=http://127.0.0.1:9/v1,http://127.0.0.1:9/v1" in written
 

@@ -13,7 +13,7 @@ from openclaw_rl.client import TOO_LONG, ServerError
 from openclaw_rl.evals import coding
 from openclaw_rl.evals.chat import Message, Reply
 from openclaw_rl.evals.coding import Problem, extract_code, problems, same, score
-from openclaw_rl.evals.scores import CaseScore
+from openclaw_rl.evals.scores import CaseScore, TaskScores, ask_all
 from support.coding_solutions import solution
 
 NAMES = [problem.name for problem in problems()]
@@ -25,6 +25,11 @@ def fenced(code: str) -> str:
 
 def problem(name: str) -> Problem:
     return next(one for one in problems() if one.name == name)
+
+
+async def run(chat: Any, some: Sequence[Problem] | None = None, **settings: Any) -> TaskScores:
+    asked = problems() if some is None else some
+    return await ask_all(coding.TASK, chat, asked, score, max_tokens=coding.MAX_TOKENS, **settings)
 
 
 class Scripted:
@@ -60,18 +65,18 @@ def test_there_are_enough_problems_and_each_is_whole():
 
 @pytest.mark.more
 async def test_every_right_answer_passes_and_every_wrong_one_fails():
-    right = await coding.run(Scripted({name: fenced(solution(name)) for name in NAMES}))
+    right = await run(Scripted({name: fenced(solution(name)) for name in NAMES}))
     assert {case.case: case.detail for case in right.cases if not case.passed} == {}
     assert right.pass_rate == 1.0
     wrong = {one.name: fenced(f"{one.signature}\n    return 'no such thing'") for one in problems()}
-    scores = await coding.run(Scripted(wrong))
+    scores = await run(Scripted(wrong))
     assert [case.case for case in scores.cases] == NAMES
     assert not any(case.passed or case.parts["tests"] for case in scores.cases)
     assert all(case.parts["code"] == 1.0 for case in scores.cases)
 
 
 async def test_a_share_of_the_tests_is_told():
-    seen = await score(problem("is_even"), fenced("def is_even(n):\n    return True"))
+    seen = await score(problem("is_even"), Reply(fenced("def is_even(n):\n    return True")))
     assert seen.parts == {"code": 1.0, "tests": 0.6}
     assert seen.detail == "is_even(7) returns True instead of False."
     assert not seen.passed
@@ -125,7 +130,7 @@ CHEATS = {
 
 @pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS.keys())
 async def test_success_cannot_be_faked(code: str):
-    seen = await score(problem("add"), fenced(code))
+    seen = await score(problem("add"), Reply(fenced(code)))
     assert not seen.passed
     assert seen.parts["tests"] == 0.0
     assert seen.detail
@@ -133,7 +138,7 @@ async def test_success_cannot_be_faked(code: str):
 
 async def test_an_answer_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(coding, "MAX_SECONDS", 0.7)
-    seen = await score(problem("add"), fenced("def add(a, b):\n    while True: pass"))
+    seen = await score(problem("add"), Reply(fenced("def add(a, b):\n    while True: pass")))
     assert seen.detail == "The program did not end within 0.7 seconds."
 
 
@@ -149,7 +154,7 @@ async def test_an_answer_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 async def test_what_stands_around_a_good_function_does_not_matter(code: str):
-    seen = await score(problem("add"), fenced(code))
+    seen = await score(problem("add"), Reply(fenced(code)))
     assert seen.passed, seen.detail
 
 
@@ -178,7 +183,7 @@ ADD = "def add(a, b):\n    return a + b"
     ],
 )
 async def test_code_is_found(answer: str):
-    seen = await score(problem("add"), answer)
+    seen = await score(problem("add"), Reply(answer))
     assert seen.passed, (extract_code(answer), seen.detail)
 
 
@@ -186,7 +191,7 @@ async def test_blocks_that_belong_together_are_one_program():
     answer = (
         "```python\ndef helper(a):\n    return a\n```\nand\n```python\ndef add(a, b):\n    return helper(a) + b\n```"
     )
-    assert (await score(problem("add"), answer)).passed
+    assert (await score(problem("add"), Reply(answer))).passed
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ async def test_blocks_that_belong_together_are_one_program():
 )
 async def test_no_code_is_no_code(answer: str):
     assert extract_code(answer) == ""
-    seen = await score(problem("add"), answer)
+    seen = await score(problem("add"), Reply(answer))
     assert seen.parts == {"code": 0.0, "tests": 0.0}
     assert seen.detail == "The answer has no Python function add."
 
@@ -237,11 +242,11 @@ def test_values_are_compared_by_kind_too(value: Any, expected: Any, equal: bool)
 async def test_a_run_is_bounded_repeatable_and_kept_out_of_the_record():
     some = problems()[:8]
     model, heard = Scripted({one.name: fenced(solution(one.name)) for one in some}), []
-    scores = await coding.run(model, problems=some, seed=7, on_case=heard.append, at_once=2)
+    scores = await run(model, some, seed=7, on_case=heard.append, at_once=2)
     assert model.most_busy == 2
     assert {(how["seed"], how["temperature"], how["keep"]) for how in model.asked} == {(7, 0.0, False)}
     assert sorted(case.case for case in heard) == sorted(one.name for one in some)
-    assert scores == await coding.run(model, problems=some, seed=7, at_once=4)
+    assert scores == await run(model, some, seed=7, at_once=4)
 
 
 async def test_a_problem_that_the_model_cannot_hold_is_the_failure_of_its_case():
@@ -251,7 +256,7 @@ async def test_a_problem_that_the_model_cannot_hold_is_the_failure_of_its_case()
         some[0].name: too_long,
         some[1].name: fenced(solution(some[1].name)),
     }
-    scores = await coding.run(Scripted(answers), problems=some)
+    scores = await run(Scripted(answers), some)
     assert scores.cases[0] == CaseScore(some[0].name, False, {}, "", "There is no room.")
     assert scores.cases[1].passed
     assert scores.part_means() == {"code": 0.5, "tests": 0.5}
@@ -259,4 +264,4 @@ async def test_a_problem_that_the_model_cannot_hold_is_the_failure_of_its_case()
 
 async def test_a_server_that_refuses_ends_the_run():
     with pytest.raises(ServerError, match="Nobody answers"):
-        await coding.run(Scripted({NAMES[5]: ServerError("Nobody answers.")}))
+        await run(Scripted({NAMES[5]: ServerError("Nobody answers.")}))

@@ -23,7 +23,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals import coding, demo, eval_tasks, evaluate, trial
 from openclaw_rl.evals import scores as scoreboard
 from openclaw_rl.evals.arguments import METHODS, TASKS
-from openclaw_rl.evals.chat import HttpChat
+from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
 from openclaw_rl.evals.eval_tasks import QUICK_CASES, spread
 from openclaw_rl.evals.evaluate import chosen_tasks, server_flags
@@ -167,11 +167,11 @@ def test_an_evaluation_that_is_stopped_tells_what_is_done_and_stops_its_server(
     """In the middle of a task of the second of two models: what it did of that task counts, but is not compared."""
     urls: list[str] = []
 
-    async def code(chat: HttpChat, seed: int, on_case: OnCase) -> TaskScores:
+    async def code(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
         urls.append(chat.url)
         return TaskScores("coding", (a_case("first"), a_case("second", passed=len(urls) == 1)))
 
-    async def tools(chat: HttpChat, seed: int, on_case: OnCase) -> TaskScores:
+    async def tools(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
         on_case(a_case("first"))
         if len(urls) == 2:
             signal.raise_signal(number)

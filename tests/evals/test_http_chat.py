@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from openclaw_rl.client import ServerError
-from openclaw_rl.evals import tool_use
-from openclaw_rl.evals.chat import RETRIES, Chat, HttpChat, Reply, ToolCall, read_reply
+from openclaw_rl.evals import eval_tasks, tool_use
+from openclaw_rl.evals.chat import RETRIES, Chat, Reply, ToolCall, read_reply
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import load_turn, turn_numbers
@@ -54,26 +54,25 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-async def chat(endpoint: Endpoint) -> AsyncIterator[HttpChat]:
-    async with HttpChat(endpoint.url, model="tiny", key="sesame\n") as chat:
+async def chat(endpoint: Endpoint) -> AsyncIterator[Chat]:
+    async with Chat(endpoint.url, model="tiny", key="sesame\n") as chat:
         yield chat
 
 
-async def test_only_what_is_wished_is_sent(endpoint: Endpoint, chat: HttpChat):
+async def test_only_what_is_wished_is_sent(endpoint: Endpoint, chat: Chat):
     reply = await chat.ask(HELLO)
     assert reply == Reply("hi")
     assert endpoint.bodies == [{"model": "tiny", "messages": HELLO, "max_tokens": 512}]
     assert endpoint.headers[0]["authorization"] == "Bearer sesame"
 
 
-async def test_every_wish_is_sent(endpoint: Endpoint, chat: HttpChat):
-    talk: Chat = chat
-    await talk.ask(HELLO, tools=TOOLS, max_tokens=9, temperature=0.0, seed=0, session="Zoë 1", keep=False)
+async def test_every_wish_is_sent(endpoint: Endpoint, chat: Chat):
+    await chat.ask(HELLO, tools=TOOLS, max_tokens=9, temperature=0.0, seed=0, session="Zoë 1", keep=False)
     wishes = {"tools": TOOLS, "max_tokens": 9, "temperature": 0.0, "seed": 0, "session_id": "Zoë 1", "store": False}
     assert endpoint.bodies == [{"model": "tiny", "messages": HELLO, **wishes}]
 
 
-async def test_notes_can_be_switched_off(endpoint: Endpoint, chat: HttpChat) -> None:
+async def test_notes_can_be_switched_off(endpoint: Endpoint, chat: Chat) -> None:
     for notes in (True, False):
         await chat.ask(HELLO, notes=notes)
     assert [headers.get("x-notes") for headers in endpoint.headers] == [None, "off"]
@@ -81,13 +80,13 @@ async def test_notes_can_be_switched_off(endpoint: Endpoint, chat: HttpChat) -> 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
 async def test_the_address_may_have_its_ending_or_not(endpoint: Endpoint, ending: str):
-    async with HttpChat(endpoint.url + ending) as chat:
+    async with Chat(endpoint.url + ending) as chat:
         assert (await chat.ask(HELLO)).text == "hi"
     assert "authorization" not in endpoint.headers[0]
     assert "model" not in endpoint.bodies[0]
 
 
-async def test_tool_calls_are_read_as_they_were_written(endpoint: Endpoint, chat: HttpChat):
+async def test_tool_calls_are_read_as_they_were_written(endpoint: Endpoint, chat: Chat):
     calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"a":  1'}}]
     endpoint.answers = [lambda: JSONResponse(completion(None, tool_calls=calls))]
     reply = await chat.ask(HELLO, tools=TOOLS)
@@ -96,7 +95,7 @@ async def test_tool_calls_are_read_as_they_were_written(endpoint: Endpoint, chat
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_server_is_waited_for(endpoint: Endpoint, chat: HttpChat, status: int):
+async def test_a_busy_server_is_waited_for(endpoint: Endpoint, chat: Chat, status: int):
     busy = lambda: JSONResponse({"error": {"message": "full"}}, status, {"Retry-After": "0.2"})  # noqa: E731
     endpoint.answers = [busy, busy]
     started = time.monotonic()
@@ -107,7 +106,7 @@ async def test_a_busy_server_is_waited_for(endpoint: Endpoint, chat: HttpChat, s
 
 async def test_a_server_that_stays_busy_is_a_failure(endpoint: Endpoint):
     endpoint.answers = [lambda: JSONResponse({"error": {"message": "The queue is full."}}, 429)] * 9
-    async with HttpChat(endpoint.url, retries=replace(RETRIES, first_pause=0.001)) as chat:
+    async with Chat(endpoint.url, retries=replace(RETRIES, first_pause=0.001)) as chat:
         with pytest.raises(ServerError, match=r"answers 429: The queue is full\."):
             await chat.ask(HELLO)
     assert len(endpoint.bodies) == RETRIES.attempts == 6
@@ -131,7 +130,7 @@ async def test_a_server_that_stays_busy_is_a_failure(endpoint: Endpoint):
     ],
 )
 async def test_other_answers_are_failures_at_once(
-    endpoint: Endpoint, chat: HttpChat, answer: Callable[[], Response], complaint: str
+    endpoint: Endpoint, chat: Chat, answer: Callable[[], Response], complaint: str
 ):
     endpoint.answers = [answer]
     with pytest.raises(ServerError, match=complaint) as failure:
@@ -142,7 +141,7 @@ async def test_other_answers_are_failures_at_once(
 
 async def test_the_real_server_says_what_the_model_cannot_hold(tiny_model: Path):
     with running(Bench(tiny_model)) as bench:
-        async with HttpChat(bench.url) as chat:
+        async with Chat(bench.url) as chat:
             with pytest.raises(ServerError, match="this model's limit is") as failure:
                 await chat.ask([{"role": "user", "content": "a long story " * 5000}])
             assert failure.value.is_too_long
@@ -154,7 +153,7 @@ async def test_a_server_that_is_too_slow_is_a_failure(endpoint: Endpoint):
         return JSONResponse(completion())
 
     endpoint.app.router.routes = [Route("/v1/chat/completions", slow, methods=["POST"])]
-    async with HttpChat(endpoint.url, timeout=0.1) as chat:
+    async with Chat(endpoint.url, timeout=0.1) as chat:
         with pytest.raises(ServerError, match=r"did not answer within 0\.1 seconds"):
             await chat.ask(HELLO)
 
@@ -165,7 +164,7 @@ async def test_a_connection_that_breaks_off_is_a_failure():
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
-        async with HttpChat(f"http://{host}:{port}") as chat:
+        async with Chat(f"http://{host}:{port}") as chat:
             with pytest.raises(ServerError, match="broke: "):
                 await chat.ask(HELLO)
 
@@ -178,22 +177,22 @@ async def test_a_connection_that_breaks_off_is_a_failure():
     ],
 )
 async def test_nobody_there_is_said_as_such(address: str, complaint: str):
-    async with HttpChat(address) as chat:
+    async with Chat(address) as chat:
         with pytest.raises(ServerError, match=complaint):
             await chat.ask(HELLO)
 
 
 async def test_a_key_that_is_none_is_not_shown():
-    async with HttpChat("http://127.0.0.1:9", key="ses\name") as chat:
+    async with Chat("http://127.0.0.1:9", key="ses\name") as chat:
         with pytest.raises(ServerError) as failure:
             await chat.ask(HELLO)
     assert "ses" not in str(failure.value)
 
 
 async def test_a_run_against_nobody_ends_at_once():
-    async with HttpChat("http://127.0.0.1:9") as chat:
+    async with Chat("http://127.0.0.1:9") as chat:
         with pytest.raises(ServerError, match="No server answers"):
-            await tool_use.run(chat)
+            await eval_tasks.PLANS[tool_use.TASK](False).ask(chat, 0, lambda _: None)
 
 
 @pytest.mark.parametrize("body", [None, 1, "x", {}, {"choices": [None]}, {"choices": [{"message": None}]}])
@@ -205,7 +204,7 @@ def test_nonsense_is_no_reply(body: Any):
 async def test_the_real_server_records_what_is_kept_and_nothing_else(tiny_model: Path, tmp_path: Path):
     ledger = Ledger(tmp_path)
     with running(Bench(tiny_model, ledger)) as bench:
-        async with HttpChat(bench.url) as chat:
+        async with Chat(bench.url) as chat:
             await chat.ask([{"role": "user", "content": "between us"}], session="mine", keep=False)
             await chat.ask([{"role": "user", "content": "for all"}], session="mine", max_tokens=3)
     db = connect(tmp_path / FILE, readonly=True)
@@ -220,6 +219,6 @@ async def test_the_real_server_s_tool_calls_are_graded(tiny_model: Path):
     case = next(case for case in tool_use.cases() if case.name == "single/volume")
     with running(Bench(tiny_model)) as bench:
         bench.says = '<tool_call>\n{"name": "set_volume", "arguments": {"level": 35}}\n</tool_call>'
-        async with HttpChat(bench.url) as chat:
-            scores = await tool_use.run(chat, cases=[case])
+        async with Chat(bench.url) as chat:
+            scores = await eval_tasks.tools(tool_use.TASK, [case], False).ask(chat, 0, lambda _: None)
     assert scores.cases[0].passed, scores.cases[0].detail

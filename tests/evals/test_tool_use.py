@@ -15,6 +15,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals import tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Message, Reply, ToolCall
+from openclaw_rl.evals.scores import CaseScore, TaskScores, ask_all
 from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, normalised
 from openclaw_rl.lab.schema import mismatch
 
@@ -225,10 +226,19 @@ def test_values_are_held_to_their_schema(value: Any, given_schema: dict[str, Any
     assert (not mismatch(value, given_schema)) is fits
 
 
+async def run(
+    chat: Any, some: Sequence[ToolCase], max_tokens: int = tool_use.MAX_TOKENS, **settings: Any
+) -> TaskScores:
+    async def score(case: ToolCase, reply: Reply) -> CaseScore:
+        return grade(case, reply)
+
+    return await ask_all(tool_use.TASK, chat, some, score, max_tokens=max_tokens, **settings)
+
+
 async def test_a_run_asks_with_the_tools_and_keeps_out_of_the_record():
     some = cases()[:6]
     model, heard = Scripted({case.prompt: right_reply(case) for case in some}), []
-    scores = await tool_use.run(model, cases=some, seed=3, max_tokens=99, on_case=heard.append)
+    scores = await run(model, some, seed=3, max_tokens=99, on_case=heard.append)
     assert scores.pass_rate == 1.0
     assert [case.case for case in scores.cases] == [case.name for case in some]
     assert len(heard) == 6
@@ -239,11 +249,11 @@ async def test_a_run_asks_with_the_tools_and_keeps_out_of_the_record():
     )
 
 
-async def test_all_cases_are_run_unless_some_are_given():
+async def test_all_cases_are_run():
     model = Scripted({case.prompt: right_reply(case) for case in cases()})
-    assert (await tool_use.run(model)).pass_rate == 1.0
+    assert (await run(model, cases())).pass_rate == 1.0
     assert len(model.asked) == len(CASES)
-    assert (await tool_use.run(model, cases=[])).cases == ()
+    assert (await run(model, [])).cases == ()
 
 
 async def test_a_case_that_the_model_cannot_hold_fails_alone_and_a_refusal_ends_them_all():
@@ -255,11 +265,11 @@ async def test_a_case_that_the_model_cannot_hold_fails_alone_and_a_refusal_ends_
             second.prompt: right_reply(second),
         }
     )
-    scores = await tool_use.run(model, cases=[first, second])
+    scores = await run(model, [first, second])
     assert [(case.passed, case.detail) for case in scores.cases] == [(False, "The context is too long."), (True, "")]
     model.replies[second.prompt] = ServerError("Nobody answers.")
     with pytest.raises(ServerError, match="Nobody answers"):
-        await tool_use.run(model, cases=[first, second])
+        await run(model, [first, second])
 
 
 @pytest.fixture

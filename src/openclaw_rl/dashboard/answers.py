@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.dashboard.run import Prompt, RunSource
-from openclaw_rl.engines.base import EngineError, WeightForm, policy_in
+from openclaw_rl.engines.base import WeightForm, policy_in
 from openclaw_rl.engines.factory import Resources, sampler_that_loads
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
-from openclaw_rl.models import ModelNotFound, adapter_rank
+from openclaw_rl.models import adapter_rank
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import BASE_VERSION
 
 ANSWER_TOKENS = 200
 #: A few short sequences need little memory, and a server may be using the same machine.
 CACHE_GIB = 0.5
-
-
-class NoAnswers(Exception):
-    """The models could not be asked; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,7 @@ class Compared:
     after: str
 
 
-def compare(
+async def compare(
     source: RunSource,
     model: str,
     folder: Path,
@@ -41,21 +37,10 @@ def compare(
     prompts: Sequence[Prompt],
     on_answer: Callable[[], None],
 ) -> list[Compared]:
-    """Ask the base model `model`, whose files are in `folder`, and the checkpoint all prompts. Raises NoAnswers."""
-    try:
-        return asyncio.run(_compare(source, model, folder, checkpoint, prompts, on_answer))
-    except (EngineError, ModelNotFound, OSError) as error:
-        raise NoAnswers(f"The models could not be asked: {error}") from error
+    """Ask the base model `model`, whose files are in `folder`, and the checkpoint all prompts.
 
-
-async def _compare(
-    source: RunSource,
-    model: str,
-    folder: Path,
-    checkpoint: Checkpoint,
-    prompts: Sequence[Prompt],
-    on_answer: Callable[[], None],
-) -> list[Compared]:
+    Raises EngineError, ModelNotFound and OSError.
+    """
     policy = policy_in(checkpoint.folder)
     rank = adapter_rank(checkpoint.folder) if policy.form is WeightForm.PEFT else 0
     settings = source.settings.for_few_sequences(2 * len(prompts), rank, CACHE_GIB)

@@ -1,12 +1,13 @@
 """The report: one page about a run, from what its directory holds, whether or not a server uses it."""
 
+import asyncio
 import contextlib
 import time
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.dashboard.answers import Compared, NoAnswers, compare
+from openclaw_rl.dashboard.answers import Compared, compare
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.run import METRICS_FILE, TITLES, Run, RunSource, make_example
 from openclaw_rl.dashboard.views.learning import (
@@ -18,6 +19,7 @@ from openclaw_rl.dashboard.views.learning import (
     step_row,
     verdict_charts,
 )
+from openclaw_rl.engines.base import EngineError
 from openclaw_rl.ledger.episodes import outcome
 from openclaw_rl.ledger.run_dir import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER
@@ -90,7 +92,8 @@ def ask(source: RunSource, run: Run, model: Path | None) -> tuple[list[Compared]
     with contextlib.suppress(KeyboardInterrupt), progress() as shown:
         task = shown.add_task("Asking both models (Ctrl-C skips this)", total=2 * len(run.prompts))
         try:
-            return compare(source, run.model, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
-        except NoAnswers as error:
-            return [], str(error)
+            asking = compare(source, run.model, model, checkpoint, run.prompts, lambda: shown.advance(task))
+            return asyncio.run(asking), ""
+        except (EngineError, ModelNotFound, OSError) as error:
+            return [], f"The models could not be asked: {error}"
     return [], "You interrupted it."

@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment
-from openclaw_rl.envs.connection import PolicyServer
-from openclaw_rl.envs.driver import Driver, EpisodeDriver, RolloutPlan, RolloutWatcher
+from openclaw_rl.envs.driver import Driver, MakeDriver
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.options import DriverOptions
 from openclaw_rl.envs.verifiers.driver import VerifiersDriver
@@ -67,49 +68,29 @@ def check_settings(factory: Any, name: str, settings: Mapping[str, Any]) -> None
         raise ConfigError(f"{OPTION} {name} does not take {unknown[0]}; it takes {takes}.")
 
 
-class EpisodeSource(Protocol):
+@dataclass(frozen=True, slots=True)
+class EpisodeSource:
     """Makes drivers, and is closed at the end."""
 
-    about: str
+    driver: MakeDriver
+    about: str = ""
     """What a user should know about the environment before it runs, such as its sandbox; may be empty."""
-
-    def driver(self, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> EpisodeDriver: ...
-    async def close(self) -> None: ...
-
-
-class HostedSource:
-    """An environment that follows our protocol."""
-
-    def __init__(self, host: EnvironmentHost) -> None:
-        self.host = host
-        self.about = str(getattr(host.environment, "about", ""))
-
-    def driver(self, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> EpisodeDriver:
-        return Driver(self.host, server, plan, watch)
+    host: EnvironmentHost | None = None
+    """Runs an environment that follows our protocol. A driver of verifiers ends its own process."""
 
     async def close(self) -> None:
-        await self.host.close()
-
-
-class VerifiersSource:
-    """An environment of the verifiers package."""
-
-    def __init__(self, name: str, python: str) -> None:
-        self.name, self.python, self.about = name, python, ""
-
-    def driver(self, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> EpisodeDriver:
-        return VerifiersDriver(self.name, self.python, server, plan, watch)
-
-    async def close(self) -> None:
-        """Each driver ends its own process."""
+        if self.host is not None:
+            await self.host.close()
 
 
 def make_source(options: DriverOptions, settings: Mapping[str, Any], *, measures: bool) -> EpisodeSource:
     """The source that --env names. Raises ConfigError and UserError."""
     if not options.env.startswith(VERIFIERS):
-        return HostedSource(EnvironmentHost(make_environment(options.env, settings)))
+        host = EnvironmentHost(make_environment(options.env, settings))
+        return EpisodeSource(partial(Driver, host), str(getattr(host.environment, "about", "")), host)
     if settings:
         raise ConfigError("--env-arg and --tools-config are for our own environments; verifiers: takes no settings.")
     if measures:
         raise ConfigError("--measure needs held-out tasks, and environments of verifiers have no splits.")
-    return VerifiersSource(options.env.removeprefix(VERIFIERS), find_python(options.verifiers_python))
+    python = find_python(options.verifiers_python)
+    return EpisodeSource(partial(VerifiersDriver, options.env.removeprefix(VERIFIERS), python))

@@ -1,9 +1,8 @@
-"""The interface through which evaluations ask a model, and its client for any OpenAI-compatible server."""
+"""How evaluations ask a model, on any OpenAI-compatible server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from openclaw_rl.client import CHAT, ApiClient, Retries, ServerError, server_root
 
@@ -34,30 +33,8 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-class Chat(Protocol):
-    """A model to ask.
-
-    `session` names the conversation; with `keep=False` the server records nothing, with `notes=False` it gives none.
-    """
-
-    async def ask(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        max_tokens: int = MAX_TOKENS,
-        temperature: float | None = None,
-        seed: int | None = None,
-        session: str | None = None,
-        keep: bool = True,
-        notes: bool = True,
-    ) -> Reply:
-        """Raises ServerError."""
-        ...
-
-
-class HttpChat:
-    """Asks a server at `base_url` (with or without `/v1`), and tries again while it is busy.
+class Chat:
+    """Asks a model on a server at `base_url` (with or without `/v1`), and tries again while it is busy.
 
     A server that is `local` is never asked through a proxy.
     """
@@ -81,9 +58,7 @@ class HttpChat:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -101,7 +76,11 @@ class HttpChat:
         keep: bool = True,
         notes: bool = True,
     ) -> Reply:
-        """Raises ServerError if there is no reply. This says nothing about the model."""
+        """Raises ServerError if there is no reply. This says nothing about the model.
+
+        `session` names the conversation. With `keep=False` the server records nothing, with `notes=False` it gives no
+        notes.
+        """
         optional = {
             "tools": list(tools) or None,
             "temperature": temperature,

@@ -13,14 +13,12 @@ import reprlib
 import secrets
 import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from openclaw_rl.client import ServerError
-from openclaw_rl.evals.chat import Chat
-from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
+from openclaw_rl.evals.chat import Reply, Tool
+from openclaw_rl.evals.scores import CaseScore
 from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome, run_python
 
 #: A fenced block: its language, and its text up to the closing fence or the end of the answer.
@@ -131,6 +129,7 @@ class Problem:
     signature: str
     task: str
     cases: tuple[tuple[list[Any], Any], ...]
+    tools: tuple[Tool, ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -153,37 +152,9 @@ def _problem(line: dict[str, Any]) -> Problem:
     return Problem(cases=cases, **line)
 
 
-async def run(
-    chat: Chat,
-    *,
-    problems: Sequence[Problem] | None = None,
-    seed: int = 0,
-    temperature: float = 0.0,
-    max_tokens: int = MAX_TOKENS,
-    on_case: OnCase | None = None,
-    at_once: int = 4,
-) -> TaskScores:
-    """Ask a model all problems and run its answers. The server records none of it. Raises ServerError."""
-
-    async def one(problem: Problem) -> CaseScore:
-        messages = [{"role": "user", "content": problem.prompt}]
-        try:
-            reply = await chat.ask(messages, max_tokens=max_tokens, temperature=temperature, seed=seed, keep=False)
-        except ServerError as error:
-            if not error.is_too_long:
-                raise
-            return CaseScore(problem.name, False, {}, "", str(error))
-        return await score(problem, reply.text)
-
-    return await score_all(TASK, _all_unless(problems), one, at_once=at_once, on_case=on_case)
-
-
-def _all_unless(given: Sequence[Problem] | None) -> Sequence[Problem]:
-    return problems() if given is None else given
-
-
-async def score(problem: Problem, answer: str) -> CaseScore:
+async def score(problem: Problem, reply: Reply) -> CaseScore:
     """Run an answer. Parts: `code`, 1 if it is Python that defines the function; `tests`, the share that pass."""
+    answer = reply.text
     code = extract_code(answer)
     if not defines(code, problem.name):
         parts = {"code": 0.0, "tests": 0.0}

@@ -1,16 +1,16 @@
 """The tasks that `openclaw-rl eval` asks a model, whole or in short."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.arguments import TASKS
 from openclaw_rl.evals.bfcl import bfcl_cases
-from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.chat import Chat, Reply
 from openclaw_rl.evals.conversation import questions
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
-from openclaw_rl.evals.scores import Case, CaseScore, EvalPlan, OnCase, TaskScores
+from openclaw_rl.evals.scores import Asked, Case, CaseScore, EvalPlan, OnCase, TaskScores, ask_all
 
 #: Longest answer in a conversation: detailed answers must fit.
 MAX_ANSWER_TOKENS = 200
@@ -48,22 +48,30 @@ def case_score(persona: str, answer: ExamAnswer) -> CaseScore:
 
 
 def code(quick: bool) -> EvalPlan:
-    problems = spread(coding.problems(), QUICK_CASES if quick else None)
-
-    async def ask(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
-        return await coding.run(chat, problems=problems, seed=seed, on_case=on_case)
-
-    return EvalPlan(coding.TASK, len(problems), coding.MAX_TOKENS, ask)
+    return prompts(coding.TASK, coding.problems(), coding.score, coding.MAX_TOKENS, quick)
 
 
-def tools(task: str, all_cases: Sequence[tool_use.ToolCase], quick: bool) -> EvalPlan:
+def tools(task: str, cases: Sequence[tool_use.ToolCase], quick: bool) -> EvalPlan:
+    async def score(case: tool_use.ToolCase, reply: Reply) -> CaseScore:
+        return tool_use.grade(case, reply)
+
+    return prompts(task, cases, score, tool_use.MAX_TOKENS, quick)
+
+
+def prompts(
+    task: str,
+    all_cases: Sequence[Asked],
+    score: Callable[[Asked, Reply], Awaitable[CaseScore]],
+    max_tokens: int,
+    quick: bool,
+) -> EvalPlan:
+    """A task whose cases are one question each."""
     cases = spread(all_cases, QUICK_CASES if quick else None)
 
     async def ask(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
-        scores = await tool_use.run(chat, cases=cases, seed=seed, on_case=on_case)
-        return TaskScores(task, scores.cases)
+        return await ask_all(task, chat, cases, score, max_tokens=max_tokens, seed=seed, on_case=on_case)
 
-    return EvalPlan(task, len(cases), tool_use.MAX_TOKENS, ask)
+    return EvalPlan(task, len(cases), max_tokens, ask)
 
 
 def spread(cases: Sequence[Case], most: int | None) -> Sequence[Case]:

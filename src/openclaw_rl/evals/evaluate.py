@@ -15,7 +15,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import BASE, TASKS, Machine
-from openclaw_rl.evals.chat import HttpChat
+from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.eval_tasks import PLANS
 from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, results_data, share, table
 from openclaw_rl.evals.screen import EvalProgress, TimeLeft
@@ -102,7 +102,7 @@ async def measure(
     """
     with tempfile.TemporaryDirectory() as folder, progress:
         progress.begin("starting a server")
-        async with run_server(Path(folder), *flags) as server, HttpChat(server.url, local=True) as chat:
+        async with run_server(Path(folder), *flags) as server, Chat(server.url, local=True) as chat:
             progress.log("server started")
             for plan in plans:
                 advance = progress.begin(plan.task, plan.size, plan.max_tokens)

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rich.table import Table
 
-from openclaw_rl.evals.chat import Chat
+from openclaw_rl.client import ServerError
+from openclaw_rl.evals.chat import Chat, Reply, Tool
 from openclaw_rl.lab.statistics import Difference, compare_passes, proportion
 
 Case = TypeVar("Case")
@@ -63,18 +64,46 @@ class EvalPlan:
         return self.size * self.max_tokens
 
 
-async def score_all(
+class PromptCase(Protocol):
+    """A case that is one question to the model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def tools(self) -> Sequence[Tool]: ...
+
+
+Asked = TypeVar("Asked", bound=PromptCase)
+
+
+async def ask_all(
     task: str,
-    cases: Sequence[Case],
-    score: Callable[[Case], Awaitable[CaseScore]],
+    chat: Chat,
+    cases: Sequence[Asked],
+    score: Callable[[Asked, Reply], Awaitable[CaseScore]],
     *,
-    at_once: int,
+    max_tokens: int,
+    seed: int = 0,
+    at_once: int = 4,
     on_case: OnCase | None = None,
 ) -> TaskScores:
-    """Score all cases, `at_once` at a time, and call `on_case` after each."""
+    """Ask a model all cases, `at_once` at a time, and call `on_case` after each. The server records none of it.
 
-    async def one(case: Case) -> CaseScore:
-        scored = await score(case)
+    The answers are the most likely ones. A prompt that is too long for the model is a case that did not pass. Raises
+    ServerError.
+    """
+
+    async def one(case: Asked) -> CaseScore:
+        messages = [{"role": "user", "content": case.prompt}]
+        settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, "seed": seed, "keep": False}
+        try:
+            scored = await score(case, await chat.ask(messages, tools=case.tools, **settings))
+        except ServerError as error:
+            if not error.is_too_long:
+                raise
+            scored = CaseScore(case.name, False, {}, "", str(error))
         if on_case is not None:
             on_case(scored)
         return scored

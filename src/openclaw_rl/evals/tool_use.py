@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from openclaw_rl.client import ServerError
-from openclaw_rl.evals.chat import Chat, Reply, Tool, ToolCall
-from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
+from openclaw_rl.evals.chat import Reply, Tool, ToolCall
+from openclaw_rl.evals.scores import CaseScore
 from openclaw_rl.lab.schema import mismatch
 
 TASK = "tool-use"
@@ -78,35 +77,6 @@ def cases() -> tuple[ToolCase, ...]:
 def read_lines(name: str) -> list[dict[str, Any]]:
     data = resources.files("openclaw_rl.evals").joinpath(f"data/{name}").read_text("utf-8")
     return [json.loads(line) for line in data.splitlines()]
-
-
-async def run(
-    chat: Chat,
-    *,
-    cases: Sequence[ToolCase] | None = None,
-    seed: int = 0,
-    temperature: float = 0.0,
-    max_tokens: int = MAX_TOKENS,
-    on_case: OnCase | None = None,
-    at_once: int = 4,
-) -> TaskScores:
-    """Ask a model all cases and grade its calls. The server records none of it. Raises ServerError."""
-
-    async def one(case: ToolCase) -> CaseScore:
-        messages = [{"role": "user", "content": case.prompt}]
-        settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "keep": False}
-        try:
-            return grade(case, await chat.ask(messages, tools=case.tools, **settings))
-        except ServerError as error:
-            if not error.is_too_long:
-                raise
-            return CaseScore(case.name, False, {}, "", str(error))
-
-    return await score_all(TASK, _all_unless(cases), one, at_once=at_once, on_case=on_case)
-
-
-def _all_unless(given: Sequence[ToolCase] | None) -> Sequence[ToolCase]:
-    return cases() if given is None else given
 
 
 def grade(case: ToolCase, reply: Reply) -> CaseScore:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
-from openclaw_rl.evals.chat import Chat, HttpChat
+from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.conversation import EvalQuestion, ModelUser, ScriptedUser, Transcript, User, hold, questions
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import Persona
@@ -126,11 +126,11 @@ async def run(outcome: TrialOutcome, watch: TrialWatcher) -> None:
     async with contextlib.AsyncExitStack() as stack:
         player = None
         if plan.user_url:
-            other = HttpChat(plan.user_url, model=plan.user_model, key=plan.user_key)
+            other = Chat(plan.user_url, model=plan.user_model, key=plan.user_key)
             player = await stack.enter_async_context(other)
         server = await stack.enter_async_context(run_server(plan.run_dir, *flags))
         watch.started(plan)
-        chat = await stack.enter_async_context(HttpChat(server.url, local=True))
+        chat = await stack.enter_async_context(Chat(server.url, local=True))
         await Trial(outcome, server, chat, watch, player).run()
 
 

@@ -143,35 +143,20 @@ COLUMNS = (
 class StepRow:
     """A step in the table."""
 
-    number: int
-    step: int
-    version: int | None
-    outcome: StepOutcome
-    reason: str
-    created: float
-    turns: int
+    update: UpdateCard
     cells: tuple[str, ...]
 
     @property
     def outcome_words(self) -> str:
-        return OUTCOMES[self.outcome]
+        return OUTCOMES[self.update.outcome]
 
     @property
     def counts(self) -> bool:
-        return self.outcome is StepOutcome.APPLIED
+        return self.update.outcome is StepOutcome.APPLIED
 
 
 def step_row(update: UpdateCard) -> StepRow:
-    return StepRow(
-        update.number,
-        update.step,
-        update.version,
-        update.outcome,
-        update.reason,
-        update.created,
-        update.turns,
-        tuple(cell(update.metrics, name, form) for _, name, form in COLUMNS),
-    )
+    return StepRow(update, tuple(cell(update.metrics, name, form) for _, name, form in COLUMNS))
 
 
 def cell(metrics: Mapping[str, Any], name: str, form: str) -> str:
