@@ -107,7 +107,7 @@ def serving(journey: Journey) -> Iterator[tuple[str, int]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = ["--preset", "personal", "--proxy-port", str(port), "--run-dir", str(journey.folder / "run")]
-    flags += ["--model-name", str(save_tiny_model(journey.folder / "model")), "--batch-size", "1"]
+    flags += ["--model-name", str(save_tiny_model(journey.folder / "model", context=4096)), "--batch-size", "1"]
     flags += ["--baseline", "none", "--seed", "1"]
     command = [sys.executable, "-m", "openclaw_rl", "serve", *flags]
     with (journey.folder / "server.txt").open("wb") as output:
