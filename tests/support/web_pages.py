@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.environment import BrowserEnvironment, ShowOptions
 from openclaw_rl.envs.browser.episode import BrowserEpisode
-from openclaw_rl.envs.browser.page import WebPage
+from openclaw_rl.envs.browser.page import PageFailed, WebPage
 from openclaw_rl.envs.browser.scenes import SiteScene
 from openclaw_rl.envs.browser.site_pages import ModelPage, SitePage
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, SiteTasks
+from openclaw_rl.envs.browser.view import PageElement, PageView
 from support.policies import Policy, says
 
 
@@ -24,11 +26,33 @@ class NoBrowser:
     async def close(self) -> None: ...
 
 
+class ModelTab(ModelPage):
+    """A tab without a browser."""
+
+    async def look(self) -> PageView:
+        return self.view()
+
+    async def perform(self, action: BrowserAction, element: PageElement | None) -> None:
+        self.act(action, element)
+
+    async def evaluate(self, expression: str) -> Any:
+        raise PageFailed("There is no JavaScript here.")
+
+    async def screenshot(self) -> bytes:
+        raise PageFailed("There is nothing to draw here.")
+
+    def notes(self) -> list[str]:
+        return []
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
 class ModelScene(SiteScene):
     """A built-in site, shown without a browser."""
 
     async def open(self) -> WebPage:
-        return ModelPage(self._site)
+        return ModelTab(self._site)
 
 
 class ModelPages(SiteTasks):

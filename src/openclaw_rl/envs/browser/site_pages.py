@@ -157,21 +157,15 @@ class Site(ABC):
 
 
 class ModelPage:
-    """A tab that shows a site's pages as they were made. Examples are made with it."""
+    """Shows a site's pages as they were made, without a browser. Examples are made with it."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._history: list[str] = []
         self._show("/")
 
-    async def look(self) -> PageView:
-        return self.view()
-
     def view(self) -> PageView:
         return self._page.view(self._filled)
-
-    async def perform(self, action: BrowserAction, element: PageElement | None) -> None:
-        self.act(action, element)
 
     def act(self, action: BrowserAction, element: PageElement | None) -> None:
         """Raises PageFailed."""
@@ -197,18 +191,6 @@ class ModelPage:
             if action.text not in widget.options:
                 raise PageFailed("There is no such option.")
             self._filled[widget.name] = action.text
-
-    async def evaluate(self, expression: str) -> Any:
-        raise PageFailed("There is no JavaScript here.")
-
-    async def screenshot(self) -> bytes:
-        raise PageFailed("There is nothing to draw here.")
-
-    def notes(self) -> list[str]:
-        return []
-
-    async def close(self) -> None:
-        """Nothing to close."""
 
     def _show(self, path: str) -> None:
         self._history.append(path)
