@@ -14,11 +14,10 @@ import secrets
 import sys
 import warnings
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from openclaw_rl.evals.chat import Reply, Tool
-from openclaw_rl.evals.scores import CaseScore
+from openclaw_rl.evals.scores import CaseScore, data_lines
 from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome, run_python
 
 #: A fenced block: its language, and its text up to the closing fence or the end of the answer.
@@ -143,8 +142,7 @@ class Problem:
 @functools.cache
 def problems() -> tuple[Problem, ...]:
     """All problems, from the easiest to the hardest."""
-    lines = resources.files("openclaw_rl.evals").joinpath("data/coding.jsonl").read_text("utf-8").splitlines()
-    return tuple(_problem(json.loads(line)) for line in lines)
+    return tuple(map(_problem, data_lines("coding.jsonl")))
 
 
 def _problem(line: dict[str, Any]) -> Problem:

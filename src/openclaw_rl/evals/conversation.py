@@ -1,18 +1,17 @@
 """Simulated people: what they ask, how they react to answers, and their conversations with a model."""
 
-import json
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal, Protocol
 
 from openclaw_rl.evals.chat import MAX_TOKENS, Chat, Message
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.personas.rules import Count, estimate_tokens
 from openclaw_rl.evals.quality import check
+from openclaw_rl.evals.scores import data_lines
 
 Split = Literal["train", "held-out"]
 #: Listed among the failed rules if the quality guard rejects an answer.
@@ -67,17 +66,7 @@ def questions(persona: str | None = None, split: Split | None = None, seed: int 
 @cache
 def all_questions() -> tuple[EvalQuestion, ...]:
     """Every question, in the order of the file."""
-    lines = (files("openclaw_rl.evals") / "data" / "questions.jsonl").read_text("utf-8").splitlines()
-    return tuple(_question(json.loads(line)) for line in lines)
-
-
-def _question(given: dict[str, object]) -> EvalQuestion:
-    personas = given["personas"]
-    split: Split = "held-out" if given["split"] == "held-out" else "train"
-    assert isinstance(personas, list)
-    return EvalQuestion(
-        str(given["text"]), str(given["topic"]), str(given["reference"]), split, tuple(map(str, personas))
-    )
+    return tuple(EvalQuestion(**line | {"personas": tuple(line["personas"])}) for line in data_lines("questions.jsonl"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """The results of all evaluations in one format: how cases are run, and how results are shown."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import resources
 from typing import Any, Protocol, TypeVar
 
 from rich.table import Table
@@ -62,6 +64,12 @@ class EvalPlan:
     @property
     def tokens(self) -> int:
         return self.size * self.max_tokens
+
+
+def data_lines(name: str) -> list[dict[str, Any]]:
+    """The lines of one of this package's files of cases."""
+    text = resources.files("openclaw_rl.evals").joinpath("data", name).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 class PromptCase(Protocol):

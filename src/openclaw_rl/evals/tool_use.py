@@ -16,11 +16,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
 from openclaw_rl.evals.chat import Reply, Tool, ToolCall
-from openclaw_rl.evals.scores import CaseScore
+from openclaw_rl.evals.scores import CaseScore, data_lines
 from openclaw_rl.lab.schema import mismatch
 
 TASK = "tool-use"
@@ -62,7 +61,7 @@ class ToolCase:
 @functools.cache
 def cases() -> tuple[ToolCase, ...]:
     """All cases of this package. Their names begin with what they test."""
-    functions = {function["name"]: function for function in read_lines("tools.jsonl")}
+    functions = {function["name"]: function for function in data_lines("tools.jsonl")}
     return tuple(
         ToolCase(
             line["name"],
@@ -70,13 +69,8 @@ def cases() -> tuple[ToolCase, ...]:
             tuple({"type": "function", "function": functions[name]} for name in line["tools"]),
             tuple(Expected(**call) for call in line["calls"]),
         )
-        for line in read_lines("tool_use.jsonl")
+        for line in data_lines("tool_use.jsonl")
     )
-
-
-def read_lines(name: str) -> list[dict[str, Any]]:
-    data = resources.files("openclaw_rl.evals").joinpath(f"data/{name}").read_text("utf-8")
-    return [json.loads(line) for line in data.splitlines()]
 
 
 def grade(case: ToolCase, reply: Reply) -> CaseScore:
