@@ -3,8 +3,8 @@
 `PYTHONPATH=tests python tests/support/journeys.py [--list]` starts the program as `make run` does, on a tiny model,
 and counts:
 
-- a chat request that continues a recorded conversation, until its answer has been recorded; judging and learning go on
-  meanwhile and are left out,
+- a chat request that continues a recorded conversation, until its answer has been recorded, on a server that
+  neither judges nor learns meanwhile,
 - "Perfect, thank you!", from its record until a policy that learned from it is served; the request is left out,
 - an episode of the environment toolcall, in the process that drives it.
 
@@ -31,7 +31,7 @@ from typing import Any
 from support.tiny_models import save_tiny_model
 
 START_SECONDS = 400
-STEP_SECONDS = 300
+STEP_SECONDS = 900
 
 #: Runs at the start of each Python process. While the first byte of `switch` is 1, it writes down each file of the
 #: package in which a function is called.
@@ -101,7 +101,7 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def serving(journey: Journey) -> Iterator[tuple[str, int]]:
+def serving(journey: Journey, *further: str) -> Iterator[tuple[str, int]]:
     """Address and process id of a server that learns from single turns."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -109,7 +109,7 @@ def serving(journey: Journey) -> Iterator[tuple[str, int]]:
     flags = ["--preset", "personal", "--proxy-port", str(port), "--run-dir", str(journey.folder / "run")]
     flags += ["--model-name", str(save_tiny_model(journey.folder / "model", context=4096)), "--batch-size", "1"]
     flags += ["--baseline", "none", "--seed", "1"]
-    command = [sys.executable, "-m", "openclaw_rl", "serve", *flags]
+    command = [sys.executable, "-m", "openclaw_rl", "serve", *flags, *further]
     with (journey.folder / "server.txt").open("wb") as output:
         server = subprocess.Popen(command, env=journey.environment, stdout=output, stderr=output)
         try:
@@ -137,12 +137,12 @@ def user(text: str) -> dict[str, str]:
 
 
 def follow_up(journey: Journey) -> list[str]:
-    with serving(journey) as (url, process):
+    with serving(journey, "--judge", "none", "--max-steps", "0") as (url, process):
         messages = said(url, [user("What is the capital of France?")])
         with journey.traced():
             said(url, [*messages, user("And of Italy?")])
             time.sleep(1)
-        return journey.files(process, left_out=("judge", "learn", "methods"))
+        return journey.files(process)
 
 
 def thanks(journey: Journey) -> list[str]:
