@@ -32,6 +32,8 @@ from support.tiny_models import save_tiny_model
 
 START_SECONDS = 400
 STEP_SECONDS = 900
+#: Long enough for several episodes of a tiny model.
+EPISODES_SECONDS = 20
 
 #: Runs at the start of each Python process. While the first byte of `switch` is 1, it writes down each file of the
 #: package in which a function is called.
@@ -156,15 +158,21 @@ def thanks(journey: Journey) -> list[str]:
 
 
 def episode(journey: Journey) -> list[str]:
+    """The files of the driver between its first and its last episode: without its start, its end and its options."""
     (journey.folder / "server").mkdir()
-    with serving(Journey(journey.folder / "server")) as (url, _):
-        flags = ["--env", "toolcall", "--url", url, "--tasks", "1", "--group", "1", "--max-tokens", "40"]
+    with serving(Journey(journey.folder / "server"), "--max-steps", "0") as (url, _):
+        flags = ["--env", "toolcall", "--url", url, "--tasks", "1000", "--parallel", "1", "--max-tokens", "40"]
         command = [sys.executable, "-m", "openclaw_rl", "rollout", *flags]
-        with journey.traced(), (journey.folder / "rollout.txt").open("wb") as output:
-            rollout = subprocess.Popen(
-                command, env=journey.environment, stdout=output, stderr=output, cwd=journey.folder
-            )
-            assert rollout.wait() == 0, (journey.folder / "rollout.txt").read_text()
+        with (journey.folder / "rollout.txt").open("wb") as output:
+            rollout = subprocess.Popen(command, env=journey.environment, stdout=output, stderr=output)
+        try:
+            until(lambda: call(f"{url}/readyz")["queue"]["held"] > 0, START_SECONDS)
+            with journey.traced():
+                time.sleep(EPISODES_SECONDS)
+            assert rollout.poll() is None, (journey.folder / "rollout.txt").read_text()
+        finally:
+            rollout.kill()
+            rollout.wait()
         return journey.files(rollout.pid)
 
 
