@@ -212,6 +212,59 @@ def test_answer_to_a_question_is_no_verdict() -> None:
     assert read("no, keep it", response="Shall I delete the old file?").kind is ReplyKind.UNCLEAR
 
 
+COMPLAINTS = [
+    "Too long.",
+    "That's wrong.",
+    "Shorter please.",
+    "No, that's not right.",
+    "This is useless.",
+    "You didn't answer my question.",
+    "Way too complicated.",
+    "Make it shorter.",
+    "In German please.",
+    "I asked for a list.",
+    "Please use bullet points.",
+    "That's not what I asked.",
+]
+
+
+@pytest.mark.parametrize("said", COMPLAINTS)
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Anything else?",
+        "Would you like more tips?",
+        "Does this help?",
+        "Is there anything else I can help you with?",
+        "What do you think?",
+        "Would you like me to elaborate?",
+    ],
+)
+def test_complaint_after_an_offer_of_more_help_is_one(said: str, question: str) -> None:
+    assert read(said, response=f"The sea is wide, and it is blue. {question}").kind in NEGATIVE
+
+
+@pytest.mark.parametrize(
+    ("said", "question"),
+    [
+        ("Zu lang.", "Kann ich dir sonst noch helfen?"),
+        ("C'est faux.", "Puis-je vous aider à autre chose ?"),
+        ("Eso está mal.", "¿Quieres más ejemplos?"),
+        ("太长了。", "还有什么需要吗？"),
+    ],
+)
+def test_complaint_after_an_offer_is_one_in_other_languages(said: str, question: str) -> None:
+    assert read(said, response=f"The sea is wide. {question}").kind in NEGATIVE
+
+
+def test_complaint_alone_is_one_after_any_question() -> None:
+    assert read("That's wrong.", response="Do you prefer a list or a table?").kind is ReplyKind.REJECTION
+
+
+def test_choice_after_a_question_is_no_complaint() -> None:
+    assert read("Shorter please.", response="Should it be shorter or longer?").kind is ReplyKind.UNCLEAR
+
+
 def test_repetition_with_what_was_missing_is_a_change_request() -> None:
     reading = read("Write a poem about the sea with four stanzas.")
     assert reading.kind is ReplyKind.CHANGE_REQUEST

@@ -21,6 +21,7 @@ The signals of the phrase files, and what each says about the response:
 - tale: the user talks about themselves or others, which asks for nothing
 - defer: the user will think about it or try it, so nothing is known yet
 - interrogative: a plain question, which says nothing about the response
+- offer: the end of a response that offers more help; refusal: declines what the response offered
 - points_back: refers to the response ("it", "shorter"); new_thing: asks for a new thing
 - users_thing: speaks of something of the user's
 - opposite: stands between what is right and what is not ("not", "instead of")
@@ -44,6 +45,7 @@ from openclaw_rl.judge.rules.comparison import content_words, request_has
 from openclaw_rl.judge.rules.phrases import CONTRAST, Lexicon, lexicon_for
 from openclaw_rl.judge.rules.text import (
     WORD,
+    ends_with_question,
     normalise,
     normalise_in_place,
     normalise_unquoted,
@@ -58,6 +60,9 @@ ERROR_OUTPUT = re.compile(
     r"|(?:[\w./-]+: ){0,3}command not found\b)",
     re.I | re.M,
 )
+_MOST_REFUSALS = 3
+#: Where the sentence before a final question ends.
+_BEFORE_QUESTION = re.compile(r"[.!?。！？\n]")
 #: Sentences at the beginning and at the end of a message that are read.
 _FIRST, _LAST = 4, 2
 #: Characters of a sentence that are read.
@@ -403,3 +408,21 @@ def introduces_material(sentence: str, after: str) -> bool:
 def is_text(rest: str) -> bool:
     """Whether there are enough words for a text."""
     return len(WORD.findall(rest)) >= _LEAST_MATERIAL
+
+
+def without_refusal(words: str) -> str:
+    """A message without the refusal of an offer at its beginning: "No, that's perfect", "All good, bye"."""
+    lexicon = lexicon_for(normalise(words))
+    for _ in range(_MOST_REFUSALS):
+        if not (match := lexicon.find("refusal", normalise_in_place(words))):
+            break
+        words = words[: match.start()] + words[match.end() :].lstrip(" ,.!")
+    return words
+
+
+def ends_with_offer(response: str) -> bool:
+    """Whether a text ends with a question that says nothing of the matter: "Anything else?", "Does this help?"."""
+    if not ends_with_question(response):
+        return False
+    question = normalise(_BEFORE_QUESTION.split(response.rstrip("\"'”»*_)?？ \n"))[-1])
+    return lexicon_for(question).has("offer", question)

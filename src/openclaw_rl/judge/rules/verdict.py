@@ -30,7 +30,7 @@ from openclaw_rl.judge.rules.comparison import (
     shares_words,
 )
 from openclaw_rl.judge.rules.hints import make_hint, says_nothing
-from openclaw_rl.judge.rules.phrases import Lexicon, lexicon_for
+from openclaw_rl.judge.rules.phrases import Lexicon
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
     Message,
@@ -38,16 +38,16 @@ from openclaw_rl.judge.rules.signals import (
     before_material,
     count_losses_as_harm,
     count_wishes_as_changes,
+    ends_with_offer,
     is_for_a_judge,
     reaction,
     read_message,
+    without_refusal,
     without_request,
 )
 from openclaw_rl.judge.rules.text import (
     WORD,
     ends_with_question,
-    normalise,
-    normalise_in_place,
     shorten,
     without_code,
 )
@@ -94,7 +94,6 @@ _TELLING = ("change", "wish", "correction", "rejection", "contrast", "reminder",
 _LEAST_ADDED = 3
 #: Words around error output that may say what is wrong.
 _LEAST_EXPLAINED = 4
-_MOST_REFUSALS = 3
 _END_OF_ERROR = re.compile(
     r"^(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
     r"[\w.]{0,80}(?:error|exception|panic|fatal)\b[^\n]*$",
@@ -155,16 +154,6 @@ def read_user(request: str, response: str, text: str) -> Reading:
     if goes_further(message.sentences) and not ends_with_question(response):
         return Reading(ReplyKind.MOVING_ON)
     return read_reaction(message, turn) or read_whole(message, turn)
-
-
-def without_refusal(words: str) -> str:
-    """A message without the refusal of an offer at its beginning: "No, that's perfect", "All good, bye"."""
-    lexicon = lexicon_for(normalise(words))
-    for _ in range(_MOST_REFUSALS):
-        if not (match := lexicon.find("refusal", normalise_in_place(words))):
-            break
-        words = words[: match.start()] + words[match.end() :].lstrip(" ,.!")
-    return words
 
 
 def read_before_material(words: str, turn: TurnTexts) -> Reading:
@@ -308,6 +297,8 @@ class Evidence:
     message: Message
     answers: bool
     """The response ended with a question, so the message may be an answer to it."""
+    offered: bool
+    """That question only offered more help, or asked whether the response was of use."""
     disputed: bool
     """The message names numbers where the response named others."""
     opposed: bool
@@ -325,6 +316,7 @@ class Evidence:
         return cls(
             message,
             answers=ends_with_question(turn.response),
+            offered=ends_with_offer(turn.response),
             disputed=disputes_number(message.words, turn.response),
             opposed=opposes(message.normalised, turn, message.lexicon),
             reminded=states and gives_missing_fact(words, message.normalised, turn),
@@ -349,8 +341,7 @@ def conclude(evidence: Evidence) -> ReplyKind:
         elif content:
             negative = ReplyKind.UNCLEAR
     if negative is not None:
-        may_answer = evidence.answers and not evidence.has("harm")
-        return ReplyKind.UNCLEAR if may_answer else weigh(negative, evidence)
+        return ReplyKind.UNCLEAR if may_answer(evidence, negative) else weigh(negative, evidence)
     if evidence.has("sarcasm", "doubt"):
         return ReplyKind.UNCLEAR
     # A user who announces the next step is done with this one, unless the message is an answer.
@@ -361,6 +352,14 @@ def conclude(evidence: Evidence) -> ReplyKind:
     ignored = (evidence.reminded and not evidence.has("tale")) or evidence.restored
     corrects = (ignored and not evidence.has("next", "defer")) or is_better_fact(evidence)
     return ReplyKind.CORRECTION if corrects and not evidence.answers else ReplyKind.UNCLEAR
+
+
+def may_answer(evidence: Evidence, negative: ReplyKind) -> bool:
+    """Whether what sounds negative may answer the response's question, which was no mere offer of more help."""
+    if not evidence.answers or evidence.offered or evidence.has("harm"):
+        return False
+    # A complaint and nothing else is no answer.
+    return negative is ReplyKind.CHANGE_REQUEST or count_other_words(evidence.message.sentences) > 0
 
 
 def conclude_negative(evidence: Evidence) -> ReplyKind | None:
