@@ -137,9 +137,9 @@ def test_others_are_served_while_long_requests_are_tokenised(tiny_model: Path) -
         assert medium.result().status_code in (200, 400)
 
 
-def test_large_bodies_have_a_bounded_size_together(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "MAX_LARGE_BODIES", 1)
+def test_large_bodies_have_a_bounded_size_together(tiny_model: Path) -> None:
     with running(Bench(tiny_model, max_body_bytes=100_000)) as bench:
+        bench.app.state.server.bodies.max_large_bodies = 1
         url = httpx.URL(bench.url)
         with contextlib.closing(socket.create_connection((url.host, url.port))) as slow:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000\r\n\r\n"

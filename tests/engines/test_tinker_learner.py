@@ -16,11 +16,9 @@ import torch
 from openclaw_rl.app.checks import check_versions
 from openclaw_rl.app.config import load
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines import transaction as transaction_module
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused, policy_in
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
-from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.datum import (
     CROSS_ENTROPY,
@@ -48,12 +46,6 @@ LOSSES = ("ppo", "importance_sampling", "cispo")
 OTHER_WAYS = Traits("other", None, takes_means=True, samples_over_training=True)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(transaction_module, "RETRY_PAUSE_SECONDS", 0.01)
-
-
 @pytest.fixture
 def cloud(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     cloud = Cloud(tiny_model, tmp_path / "cloud")
@@ -68,9 +60,11 @@ def options(**given: Any) -> TrainingRunOptions:
 
 async def a_learner(model: Path, **given: Any) -> TinkerLearner:
     connection = Connection(Account(None, "tml-key", timeout=60.0))
+    connection.first_pause = 0.01
     sampler = TinkerSampler(connection, SamplerOptions("tiny/model", model, None, 4, 4, 8, 3))
     await sampler.start()
     learner = TinkerLearner(connection, sampler, options(**given))
+    learner.retry_pause = 0.01
     await learner.start()
     await learner.reset()
     return learner

@@ -41,11 +41,6 @@ from support.tinker_double import (
 PROMPT = [1, 2, 3, 4, 5]
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
-
-
 @pytest.fixture
 def cloud(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     cloud = Cloud(tiny_model, tmp_path / "cloud")
@@ -63,7 +58,9 @@ def a_sampler(folder: Path, **given: Any) -> TinkerSampler:
         "stream_chunk": 8,
         "policies": 2,
     }
-    return TinkerSampler(Connection(Account(None, "tml-key", timeout=60.0)), SamplerOptions(**{**values, **given}))
+    connection = Connection(Account(None, "tml-key", timeout=60.0))
+    connection.first_pause = 0.01
+    return TinkerSampler(connection, SamplerOptions(**{**values, **given}))
 
 
 @pytest_asyncio.fixture
@@ -282,15 +279,13 @@ async def test_who_gets_no_answer_does_not_wait_for_ever_and_hears_why(cloud: Cl
     await sampler.connection.close()
 
 
-async def test_a_server_that_is_gone_is_noticed_long_before_the_sdk_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
-
+async def test_a_server_that_is_gone_is_noticed_long_before_the_sdk_gives_up() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    heartbeat = module.Heartbeat(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    heartbeat = module.Heartbeat(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", beat_seconds=0.05)
     heartbeat.start()
     assert await heartbeat.during(asyncio.sleep(0.3, "done")) == "done"
     server.close()

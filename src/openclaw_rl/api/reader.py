@@ -52,6 +52,7 @@ class BodyReader:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.max_large_bodies = MAX_LARGE_BODIES
         self._held = 0
 
     def read(self, request: Request, max_bytes: int = MAX_SMALL_BODY_BYTES) -> "BodyOf":
@@ -67,7 +68,7 @@ class BodyReader:
         if size > max_bytes:
             hint = " (--max-request-mb)" if max_bytes == self.max_bytes else ""
             raise ApiError(413, f"The request is larger than {max_bytes / 1e6:g} MB{hint}.")
-        if self._held > MAX_LARGE_BODIES * self.max_bytes:
+        if self._held > self.max_large_bodies * self.max_bytes:
             message = "The server is reading too many large requests at the moment; try again later."
             raise ApiError(429, message, code="too_many_large_requests", headers={"Retry-After": "1"})
 

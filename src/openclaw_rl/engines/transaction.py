@@ -82,6 +82,7 @@ class TransactionalLearner:
     def __init__(self, primitives: TrainingPrimitives, settings: TrainingSettings) -> None:
         self._primitives = primitives
         self.settings = settings
+        self.retry_pause = RETRY_PAUSE_SECONDS
         self.steps = 0
         """Steps that the policy in training has made."""
         self._before: str | None = None
@@ -164,7 +165,7 @@ class TransactionalLearner:
                     return await self._try_step(sequences, started)
                 except StepLost as error:
                     log.warning("%s The step is tried again.", error)
-                await asyncio.sleep(RETRY_PAUSE_SECONDS)
+                await asyncio.sleep(self.retry_pause)
                 await self._primitives.restore(before)
             try:
                 return await self._try_step(sequences, started)

@@ -45,7 +45,9 @@ class RunningServer:
 
 
 @contextlib.asynccontextmanager
-async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]:
+async def run_server(
+    run_dir: Path, *flags: str, start_seconds: float = MAX_START_SECONDS
+) -> AsyncIterator[RunningServer]:
     """Run `openclaw-rl serve` on a free local port until the context ends. Raises ServerFailed.
 
     The flags are its only options: it reads none from the environment. If this process is killed, the server stops too.
@@ -63,14 +65,14 @@ async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]
             start_new_session=True,
         )
     try:
-        yield RunningServer(await ready(process, run_dir), run_dir)
+        yield RunningServer(await ready(process, run_dir, start_seconds), run_dir)
     finally:
         await stop(process)
 
 
-async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
+async def ready(process: asyncio.subprocess.Process, run_dir: Path, seconds: float) -> str:
     """Wait until the server is ready; its address. Raises ServerFailed."""
-    end = time.monotonic() + MAX_START_SECONDS
+    end = time.monotonic() + seconds
     while process.returncode is None and time.monotonic() < end:
         url = server_url(run_dir)
         if url and (await probe(url)).get("ready"):

@@ -39,8 +39,9 @@ SESSION_SECONDS = 45.0
 class Heartbeat:
     """Asks a server for its health at intervals; without an address the server is taken to be there."""
 
-    def __init__(self, base_url: str | None) -> None:
+    def __init__(self, base_url: str | None, beat_seconds: float = BEAT_SECONDS) -> None:
         self.base_url = base_url
+        self.beat_seconds = beat_seconds
         self._gone = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
 
@@ -69,11 +70,11 @@ class Heartbeat:
 
     async def _beat(self, base_url: str) -> None:
         missed = 0
-        async with httpx.AsyncClient(timeout=BEAT_SECONDS) as client:
+        async with httpx.AsyncClient(timeout=self.beat_seconds) as client:
             while True:
                 missed = 0 if await answers(client.get(f"{base_url.rstrip('/')}/api/v1/healthz")) else missed + 1
                 self._gone.set() if missed >= MAX_MISSED_BEATS else self._gone.clear()
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(self.beat_seconds)
 
 
 async def answers(call: Coroutine[Any, Any, httpx.Response]) -> bool:
@@ -109,6 +110,7 @@ class Connection:
 
     def __init__(self, account: Account) -> None:
         self.account = account
+        self.first_pause = FIRST_PAUSE
         self.traits = Traits()
         self.models: dict[str, int | None] = {}
         """The models that the service offers, with the longest context if the service names it."""
@@ -205,7 +207,7 @@ class Connection:
     async def _trials(
         self, make: Callable[[], Awaitable[T]], what: str, trials: int, deadline: float | None = None
     ) -> T:
-        pause = FIRST_PAUSE
+        pause = self.first_pause
         for trial in range(1, trials + 1):
             self._last_warning.text = ""
             began = time.monotonic()
