@@ -13,12 +13,10 @@ from fastapi import Request
 
 from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.capture.capture import Capture
-from openclaw_rl.api.capture.prompts import NoteGiver
-from openclaw_rl.api.capture.turn import Choice, OpenTurn
+from openclaw_rl.api.capture.turn import Choice, NoteGiver, OpenTurn
 from openclaw_rl.api.completion import Completion
-from openclaw_rl.api.constrain import AnswerRules
 from openclaw_rl.api.errors import ApiError, from_engine
-from openclaw_rl.api.reader import BodyReader, IncomingRequest, RequestReader, context_length_exceeded
+from openclaw_rl.api.reader import AnswerRules, BodyReader, IncomingRequest, RequestReader, context_length_exceeded
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import ChatRequest, TextRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, VersionGone
