@@ -68,6 +68,7 @@ def test_the_embedded_model_talks_streams_and_is_reproducible() -> None:
         assert {answer.choices[0].message.content for answer in burst} == {answer.choices[0].message.content}
 
 
+@pytest.mark.more
 def test_sigterm_lets_a_request_finish_and_exits_0(tiny_model: Path) -> None:
     with serving(SERVE, tiny_model) as program:
         stream = program.client.chat.completions.create(
@@ -304,6 +305,7 @@ def refused(model: Path, *flags: str) -> str:
     return done.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("option", ["--run-dir", "--rl-buffer-dir"])
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_folders_that_cannot_be_written_to_are_said_in_one_sentence(

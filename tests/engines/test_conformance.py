@@ -37,7 +37,7 @@ SAMPLERS = [
     LocalHarness,
     TinkerHarness,
     VllmHarness,
-    SglangHarness,
+    later(SglangHarness),
     later(FullWeightsVllmHarness),
     later(FullWeightsSglangHarness),
     ScriptedHarness,

@@ -33,6 +33,8 @@ from support.trainers import InProcessLearner, batch, options, state
 from support.training_sequences import over_alternatives, ragged, relatives
 from support.workers import ids, on_every_device, request, run, transformers_greedy
 
+pytestmark = pytest.mark.more
+
 CPU = torch.device("cpu")
 #: Bytes in which all activations of these tests fit.
 PLENTY = 1 << 40
@@ -74,7 +76,6 @@ def plain_loss(model: torch.nn.Module, sequences: list[TrainingSequence]) -> tor
     return total
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("free", [PLENTY, 0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_weight_gets_the_gradient_of_autograd(family: str, free: int, tmp_path: Path) -> None:
@@ -288,7 +289,6 @@ def test_gradients_on_cuda_are_those_of_the_cpu(family: str, rank: int, tmp_path
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.more
 @on_every_device
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("family", ["llama-biased-tied", "qwen3", "smollm3"])

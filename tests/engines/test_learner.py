@@ -153,6 +153,7 @@ async def test_what_is_refused_is_a_sentence_and_the_process_stays(
     await learner.step(sequences)
 
 
+@pytest.mark.more
 @pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) == 19, reason="nothing stands behind the last")
 async def test_it_stands_behind_the_sampler(learner: LocalLearner, tiny_model: Path) -> None:
     sampler = LocalSampler(WorkerOptions(tiny_model, "cpu", "float32", 4, None, 0.05, 2, 4), max_queue=4)
@@ -309,6 +310,7 @@ async def test_all_weights_of_a_tied_model_stay_tied(sequences: list[TrainingSeq
             assert found == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.more
 async def test_a_step_that_is_stopped_ends_early_and_leaves_everything_as_it_was(
     learner: LocalLearner, sequences: list[TrainingSequence], large: list[TrainingSequence], tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def inference_server() -> Iterator[ServerDouble]:
         thread.join()
 
 
+@pytest.mark.more
 def test_the_whole_program_serves_while_a_trainer_outside_learns(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -378,6 +378,7 @@ def test_steps_are_those_of_adamw_in_float64(
 # going on
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("given", [{}, {"dropout": 0.2, "epochs": 2}, {"offload": True, "weight_decay": 0.1}])
 def test_resumed_training_equals_uninterrupted_training_bit_for_bit(

@@ -23,6 +23,8 @@ from support.tiny_models import save_tiny_model
 from support.trainers import options
 from support.training_sequences import ragged, sequence
 
+pytestmark = pytest.mark.more
+
 CPU = torch.device("cpu")
 SHARDS = pytest.mark.parametrize("shards", [False, True], ids=["copies", "shards"])
 #: Each rank with a copy of the weights, with a part of them that is whole during a pass, and with a part whose layers

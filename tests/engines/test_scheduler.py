@@ -228,6 +228,7 @@ requests = st.builds(
 )
 
 
+@pytest.mark.more
 @given(
     st.lists(requests, min_size=1, max_size=6),
     st.integers(0, 20),

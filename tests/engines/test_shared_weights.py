@@ -43,6 +43,7 @@ def decoder(tiny_model: Path) -> Decoder:
     return load_decoder(tiny_model, torch.float32, torch.device("cpu"))
 
 
+@pytest.mark.more
 def test_another_process_computes_with_the_very_same_memory(decoder: Decoder) -> None:
     expected = logits(decoder)
     shared, handle = share(decoder)

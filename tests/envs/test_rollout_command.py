@@ -83,6 +83,7 @@ def test_a_study_measures_each_task_once(
     assert [line[part]["tasks"] for part in ("before", "training", "after")] == [2, 3, 2]
 
 
+@pytest.mark.more
 def test_the_command_starts_a_server_which_learns_from_the_rewards(tiny_model: Path, tmp_path: Path) -> None:
     out, run_dir = tmp_path / "out.jsonl", tmp_path / "run"
     flags = ["--env", "support.environments:Lengths", "--tasks", "2", "--group", "4", "--max-tokens", "8"]

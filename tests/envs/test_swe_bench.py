@@ -137,6 +137,7 @@ FIX = call("edit", path="calc.py", old="a - b", new="a + b")
 EMPTY_TESTS = call("edit", path="tests/test_calc.py", old=TESTS, new="def test_one():\n    pass\n")
 
 
+@pytest.mark.more
 async def test_an_instance_is_solved_by_the_edit_that_its_tests_want(bench: Path, python_with_pytest: str) -> None:
     outcome = await attempt(make_swe(path=bench, python=python_with_pytest), FIX, text("Done."))
     assert (outcome.reward, outcome.solved) == (1.0, True)
@@ -174,6 +175,7 @@ async def test_the_variable_names_the_folder(
     assert (await attempt(make_swe(python=python_with_pytest), FIX)).solved
 
 
+@pytest.mark.more
 async def test_pytest_runs_the_tests(bench: Path, python_with_pytest: str) -> None:
     environment = make_swe(path=bench, python=python_with_pytest)
     assert (await attempt(environment, EMPTY_TESTS, FIX)).solved
@@ -193,6 +195,7 @@ async def test_files_that_pytest_loads_by_itself_change_nothing(bench: Path, pyt
     assert not outcome.solved
 
 
+@pytest.mark.more
 async def test_with_docker_files_and_python_are_those_of_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

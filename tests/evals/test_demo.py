@@ -323,6 +323,7 @@ def test_half_of_a_model_that_plays_the_person_is_refused(alone: tuple[str, str]
     assert (plan.user_url, plan.user_model) == ("http://127.0.0.1:1", "x")
 
 
+@pytest.mark.more
 def test_a_server_that_does_not_start_is_said_and_fails_the_demo(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

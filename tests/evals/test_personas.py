@@ -144,6 +144,7 @@ def test_enough_phrases_and_none_twice(name: str) -> None:
             assert len({phrase.casefold() for phrase in listed}) == len(listed), (key, language)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_they_say_can_be_understood(language: str) -> None:
     """Nine in ten are read as they are meant: people also say what the reader does not know, and so do these."""

@@ -16,6 +16,7 @@ TUNING = Path(__file__).with_name("next_states_tuning.jsonl")
 HELD_OUT = Path(__file__).with_name("next_states_held_out.jsonl")
 
 
+@pytest.mark.more
 def test_reads_what_it_was_tuned_on() -> None:
     tally = measure(read_cases(TUNING))
     assert tally.score_precision() >= 0.97

@@ -43,6 +43,7 @@ def precision_and_recall(cases: list[dict[str, Any]]) -> tuple[float, float]:
     return right / read, found / labelled
 
 
+@pytest.mark.more
 def test_reads_the_wishes_that_it_was_tuned_on() -> None:
     precision, recall = precision_and_recall([case for case in CASES if not case["held_out"]])
     assert precision >= 0.97

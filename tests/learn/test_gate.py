@@ -109,6 +109,7 @@ async def test_only_so_many_prompts_are_asked_at_once(renderer: ChatRenderer) ->
     assert len(examined.sampler.requests) == len(items)
 
 
+@pytest.mark.more
 async def test_an_engine_with_a_short_queue_examines_any_number_of_prompts(
     renderer: ChatRenderer, tiny_model: Path
 ) -> None:
