@@ -365,6 +365,16 @@ def test_a_history_that_the_client_summarised_or_cut_still_has_its_next_state(be
     assert next_states(bench) == [["a joke"], ["another"], None]
 
 
+def test_words_that_a_client_keeps_before_its_summary_are_no_feedback_again(bench: Recording) -> None:
+    """Codex compacts to what the user said before, a summary, and what the user says now."""
+    summary = user("Another language model started to solve this problem and produced a summary: a poem, shorter.")
+    answer = bench.say("a poem", [user("write a poem")], NAMED, tools=TOOLS)
+    bench.say("a haiku", [user("write a poem"), answer, user("Too long.")], NAMED, tools=TOOLS)
+    kept = [user("write a poem"), user("Too long.")]
+    bench.say("bye", [*kept, summary, user("Perfect, thank you!")], NAMED, tools=TOOLS)
+    assert next_states(bench) == [["Too long."], ["Perfect, thank you!"], None]
+
+
 def test_one_name_for_unrelated_conversations_does_not_mix_their_feedback(bench: Recording) -> None:
     bench.say("hello", [user("hi")], {"x-session-affinity": "app"})
     other = [user("question of somebody else"), said("an example"), user("so, what is it?")]

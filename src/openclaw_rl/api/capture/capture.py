@@ -171,7 +171,8 @@ def reaction_to(waiting: StoredTurn, turn: OpenTurn) -> Reaction | None:
         return None
     newest = last_answer(messages)
     asked = next_state(request[last_answer(request) :])
-    new = next_state(messages[newest:])
+    # Codex keeps older words before its summary; they were said about other answers.
+    new = next_state(messages[max(newest, last_summary(messages)) :])
     if newest_answer_is(waiting.message, asked, turn, earlier_answers=count_answers(request)):
         return reaction(waiting.number, new)
     is_deleted = turn.is_named and count_answers(messages) <= count_answers(request)
@@ -184,7 +185,7 @@ def newest_answer_is(answer: Message, asked: list[Message], turn: OpenTurn, *, e
     ancestor = turn.ancestor
     newest = last_answer(messages)
     if not newest:
-        return any(client_purpose(content_text(m.get("content"))) == SUMMARY for m in messages)
+        return last_summary(messages) > 0
     if ancestor is not None:
         if ancestor.depth == newest:
             return False
@@ -202,6 +203,12 @@ def reaction(turn: int, messages: list[Message]) -> Reaction | None:
 def last_answer(messages: Sequence[Mapping[str, Any]]) -> int:
     """How many messages there are up to the last answer, the answer included; 0 if there is none."""
     return max((i for i, message in enumerate(messages, start=1) if message["role"] == "assistant"), default=0)
+
+
+def last_summary(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages there are up to the client's last summary, the summary included; 0 if there is none."""
+    purposes = (client_purpose(content_text(message.get("content"))) for message in messages)
+    return max((i for i, purpose in enumerate(purposes, start=1) if purpose == SUMMARY), default=0)
 
 
 def count_answers(messages: Sequence[Mapping[str, Any]]) -> int:
