@@ -100,7 +100,7 @@ env: install ## watch the model learn tool calls in an environment (ten to fifte
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
 # Tests that start servers take half of the time. They run in parallel with the others.
-SERVERS := $(wildcard tests/test_*.py) tests/evals tests/envs tests/dashboard tests/connect
+SERVERS := $(wildcard tests/test_*.py) tests/evals tests/envs tests/dashboard tests/connect tests/judge
 # How pytest chooses: everything that is not marked `more`, or only what is.
 FEWER := -m "not more"
 test: $(VENV)/.installed-dev ## run the tests in two parallel halves (six minutes); ARGS="-k stream" passes flags to pytest
