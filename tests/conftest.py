@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No test asks the Hugging Face Hub: where a network drops packets, each question would take seconds.
 os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
+
+# A shell starts jobs in the background with Ctrl-C ignored, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every client of httpx and of OpenAI reads all certificates of the machine, which takes 50 ms. Tests make thousands.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
