@@ -11,7 +11,7 @@ from openclaw_rl.judge.judges.base import Opinion
 from openclaw_rl.judge.loop import wishes_around
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes
-from openclaw_rl.ledger import notes, turns
+from openclaw_rl.ledger import notes, turns, verdicts
 from openclaw_rl.methods.base import NO_BASELINE, NoSignal
 from openclaw_rl.types import (
     ConversationNote,
@@ -128,7 +128,70 @@ def test_what_was_said_last_counts(book: Book) -> None:
     turn = came(book, user("Shorter, please."), user("No, longer, please."))
     (last,) = wishes_around(book.read(turn)).replied
     (alone,) = wishes_around(book.read(came(book, user("Longer, please.")))).replied
-    assert last == alone
+    assert last == replace(alone, said=last.said)
+
+
+def learn(book: Book, turn: int) -> None:
+    """Judge a turn, and keep the wishes around it."""
+    stored = book.read(turn)
+    wishes = wishes_around(stored)
+    kind = SampleKind.RL
+    assert book.change(verdicts.record, turn, Verdict(-1.0), kind, "", len(stored.feedback), None, wishes)
+
+
+def rate(book: Book, turn: int, text: str = "") -> None:
+    book.change(turns.add_feedback, "me", book.read(turn).completion, 0, Feedback(-1.0, text))
+
+
+def kept(book: Book) -> list[str]:
+    return [note.text for note in notes.of_owner(book.db)]
+
+
+def test_what_was_said_later_counts_whenever_it_is_judged(book: Book) -> None:
+    english, french = (came(book, user(f"From now on answer in {language}.")) for language in ("English", "French"))
+    learn(book, french)
+    learn(book, english)
+    assert kept(book) == ["Answer in French."]
+    rate(book, english)
+    learn(book, english)
+    assert kept(book) == ["Answer in French."], "a thumb on an older answer does not repeat what was said about it"
+    rate(book, english, "Answer in German, please.")
+    learn(book, english)
+    assert kept(book) == ["Answer in German."], "words that are said now are new, whatever they are about"
+
+
+def test_the_order_of_replies_counts_and_not_that_of_the_answers(book: Book) -> None:
+    first, second = book.capture(a_turn()), book.capture(a_turn())
+    book.change(turns.set_next_state, second, [user("From now on answer in English.")])
+    book.change(turns.set_next_state, first, [user("From now on answer in French.")])
+    learn(book, first)
+    learn(book, second)
+    assert kept(book) == ["Answer in French."]
+
+
+def test_a_note_that_its_owner_removed_stays_removed_until_it_is_wished_anew(book: Book) -> None:
+    turn = came(book, user("From now on answer in French."))
+    learn(book, turn)
+    (note,) = notes.of_owner(book.db)
+    waiting = came(book, user("From now on answer in French."))
+    book.change(notes.remove, note.number)
+    rate(book, turn)
+    learn(book, turn)
+    learn(book, waiting)
+    assert kept(book) == []
+    learn(book, came(book, user("From now on answer in French.")))
+    assert kept(book) == ["Answer in French."]
+
+
+def test_a_wish_from_before_its_owner_wrote_a_note_does_not_replace_the_note(book: Book) -> None:
+    turn = came(book, user("From now on answer in French."))
+    note = book.change(notes.add, "me", "Answer in Latin.", "language")
+    learn(book, turn)
+    assert kept(book) == ["Answer in Latin."]
+    again = came(book, user("From now on answer in French."))
+    book.change(lambda db: notes.edit(db, note.number, text="Answer in Greek.", topic="language"))
+    learn(book, again)
+    assert kept(book) == ["Answer in Greek."]
 
 
 async def test_an_accepted_answer_is_scored_after_the_prompt_without_notes(book: Book) -> None:

@@ -3,7 +3,9 @@
 import contextlib
 import math
 import sqlite3
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,7 +41,8 @@ def judge(book: Book, *wishes: Wish, verdict: Verdict = BAD, asked: tuple[Wish, 
     """A turn of which the user said this next, judged; `asked` was said as the conversation began."""
     turn = book.capture(a_turn(**given))
     book.change(turns.set_next_state, turn, CAME)
-    assert book.change(verdicts.record, turn, verdict, SampleKind.RL, "", 0, None, HeardWishes(asked, wishes))
+    heard = HeardWishes(*(tuple(replace(wish, said=time.time()) for wish in said) for said in (asked, wishes)))
+    assert book.change(verdicts.record, turn, verdict, SampleKind.RL, "", 0, None, heard)
     return turn
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -299,12 +300,19 @@ def wishes_around(turn: StoredTurn) -> HeardWishes:
     if turn.episode is not None:
         return HeardWishes()
     case = Case.of(turn)
-    said = [content_text(message.get("content")) for message in case.next_state if message.get("role") == "user"]
-    said += [word.text for word in case.feedback if word.source is Source.EXPLICIT and word.text]
-    replied = [wish for text in said for wish in read_wishes(text, case.request, case.response)]
+    came = turn.next_at or turn.created
+    said = [
+        (content_text(message.get("content")), came) for message in case.next_state if message.get("role") == "user"
+    ]
+    said += [(word.text, word.created) for word in case.feedback if word.source is Source.EXPLICIT and word.text]
+    replied = [
+        replace(wish, said=when)
+        for text, when in sorted(said, key=itemgetter(1))
+        for wish in read_wishes(text, case.request, case.response)
+    ]
     began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
     openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
-    asked = [wish for text in openings for wish in read_wishes(text)]
+    asked = [replace(wish, said=turn.created) for text in openings for wish in read_wishes(text)]
     return HeardWishes(last_of_each(asked), last_of_each(replied))
 
 

@@ -61,11 +61,12 @@ def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinne
     ).fetchone()
     if same is not None:
         _set_state(db, same["number"], NoteState.ACTIVE)
+        _say(db, same["number"], time.time())
         return edit(db, same["number"], pinned=pinned)
     if len(_active(db, owner)) >= MAX_NOTES:
         raise TooManyNotes(f"There are {MAX_NOTES} notes already, which is the most: remove one first.")
     older = [note for note in map(_bare, _in_use(db, owner)) if not note.pinned and contradicts(wish, note)]
-    number = _insert(db, owner, text, wish.topic, None, pinned)
+    number = _insert(db, owner, text, wish.topic, None, time.time(), pinned)
     for note in older:
         _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
     return load(db, number)
@@ -87,8 +88,12 @@ def edit(
     note = load(db, number, owner)
     if text is not None and one_line(text) != note.text:
         new = one_line(text)
-        values = (new, topic or WRITTEN + new, NoteState.ACTIVE, time.time(), number)
-        db.execute("UPDATE notes SET text = ?, topic = ?, state = ?, reason = '', changed = ? WHERE number = ?", values)
+        now = time.time()
+        values = (new, topic or WRITTEN + new, NoteState.ACTIVE, now, now, number)
+        db.execute(
+            "UPDATE notes SET text = ?, topic = ?, state = ?, reason = '', changed = ?, said = ? WHERE number = ?",
+            values,
+        )
     if pinned is not None:
         db.execute("UPDATE notes SET pinned = ? WHERE number = ?", (pinned, number))
         if pinned and note.state is NoteState.RETIRED:
@@ -223,6 +228,9 @@ def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: Seque
 def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: Mapping[int, bool]) -> None:
     """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones.
 
+    What was said last counts, whenever it is judged: an older wish changes nothing, and neither does one from before
+    the owner removed a note of its topic.
+
     `was_given` has the notes of the conversation, if the wish complains about an answer. If a note of the same topic
     was withheld from that answer, the complaint repeats the note, in whatever words. If the same note was given and
     did not help, the note becomes the stronger instruction. A stronger one stays.
@@ -230,7 +238,10 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
     text, stronger = one_line(wish.instruction), one_line(wish.stronger)
     if not wish.lasting or not text:
         return
-    older = [note for note in map(_bare, _in_use(db, owner)) if contradicts(wish, note)]
+    related = [note for note in map(_bare, _in_any_state(db, owner)) if contradicts(wish, note)]
+    if any(wish.said <= (note.changed if note.reason == BY_OWNER else note.said) for note in related):
+        return
+    older = [note for note in related if note.state in IN_USE]
     if any(note.pinned for note in older):
         return
     if stronger and any(note.text == text and was_given.get(note.number) for note in older):
@@ -238,9 +249,10 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
     wordings = (text, stronger)
     same = next((note for note in older if note.text in wordings or was_given.get(note.number) is False), None)
     if same is None:
-        number = _insert(db, owner, text, wish.topic, turn, pinned=False)
+        number = _insert(db, owner, text, wish.topic, turn, wish.said, pinned=False)
     else:
         number = same.number
+        _say(db, number, wish.said)
         if same.state is NoteState.RETIRED:
             _set_state(db, number, NoteState.ACTIVE)
     for note in older:
@@ -294,14 +306,20 @@ def _recent(db: sqlite3.Connection, row: sqlite3.Row, *, given: bool) -> NoteOut
     return NoteOutcomes(held, len(rows) - held)
 
 
-def _insert(db: sqlite3.Connection, owner: str, text: str, topic: str, turn: int | None, pinned: bool) -> int:
+def _insert(
+    db: sqlite3.Connection, owner: str, text: str, topic: str, turn: int | None, said: float, pinned: bool
+) -> int:
     now = time.time()
     row = db.execute(
-        "INSERT INTO notes (owner, text, topic, turn, created, state, changed, pinned) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-        "RETURNING number",
-        (owner, text, whole_text(topic), turn, now, NoteState.ACTIVE, now, pinned),
+        "INSERT INTO notes (owner, text, topic, turn, created, said, state, changed, pinned) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING number",
+        (owner, text, whole_text(topic), turn, now, said, NoteState.ACTIVE, now, pinned),
     ).fetchone()
     return int(row["number"])
+
+
+def _say(db: sqlite3.Connection, number: int, when: float) -> None:
+    db.execute("UPDATE notes SET said = ? WHERE number = ?", (when, number))
 
 
 def _set_state(db: sqlite3.Connection, number: int, state: NoteState, reason: str = "") -> None:
@@ -311,9 +329,12 @@ def _set_state(db: sqlite3.Connection, number: int, state: NoteState, reason: st
     )
 
 
+def _in_any_state(db: sqlite3.Connection, owner: str) -> list[sqlite3.Row]:
+    return db.execute("SELECT * FROM notes WHERE owner = ? ORDER BY number", (owner,)).fetchall()
+
+
 def _in_use(db: sqlite3.Connection, owner: str) -> list[sqlite3.Row]:
-    query = "SELECT * FROM notes WHERE owner = ? AND state IN (?, ?) ORDER BY number"
-    return db.execute(query, (owner, *IN_USE)).fetchall()
+    return [row for row in _in_any_state(db, owner) if row["state"] in IN_USE]
 
 
 def _active(db: sqlite3.Connection, owner: str) -> list[Note]:
@@ -340,6 +361,7 @@ def _bare(row: sqlite3.Row, given: NoteOutcomes = NO_OUTCOMES, withheld: NoteOut
         row["topic"],
         row["turn"],
         row["created"],
+        row["said"],
         NoteState(row["state"]),
         row["reason"],
         row["changed"],

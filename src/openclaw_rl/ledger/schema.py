@@ -12,7 +12,7 @@ from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sql
 from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
-VERSION = 15
+VERSION = 16
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 #: The prefix of a folder in which a ledger is being created.
@@ -226,6 +226,7 @@ CREATE TABLE turns (
     request_key BLOB NOT NULL,
     end_key BLOB NOT NULL,
     next_state TEXT,                   -- the messages that came next
+    next_at REAL,                      -- when they came
     ready_at REAL,
     forced BLOB,                       -- one bit for each response token that a constraint forced; NULL: none
     notes_from INTEGER,                -- the turn whose turn_notes its conversation has; NULL: none
@@ -364,6 +365,7 @@ CREATE TABLE notes (
     topic TEXT NOT NULL,
     turn INTEGER REFERENCES turns ON DELETE CASCADE,  -- after which the user said it; NULL: the owner wrote it
     created REAL NOT NULL,
+    said REAL NOT NULL,                -- when the owner said or wrote it last
     state TEXT NOT NULL,
     reason TEXT NOT NULL DEFAULT '',   -- why it is retired or removed
     changed REAL NOT NULL,             -- when it got its state or its text: earlier outcomes no longer count

@@ -192,7 +192,9 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
         raise UnknownTurn(f"there is no turn {turn}")
     if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
         return
-    db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(messages), turn))
+    db.execute(
+        "UPDATE turns SET next_state = ?, next_at = ? WHERE number = ?", (pack_json(messages), time.time(), turn)
+    )
     if row["state"] in (State.AWAITING, State.DROPPED) and not row["episode"]:
         move(db, turn, State.READY)
 
@@ -353,6 +355,7 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         notes=notes.of_conversation(db, number)[1],
         plain_ids=prompt_without_notes(db, number, tokens[:prompt_length]),
         details=json.loads(row["details"] or "{}"),
+        next_at=row["next_at"],
     )
 
 

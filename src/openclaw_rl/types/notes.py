@@ -19,6 +19,8 @@ class Wish:
     """False for a wish about one answer only: "in French this time"."""
     stronger: str = ""
     """The instruction for somebody who wishes the same again, if it is another one."""
+    said: float = 0.0
+    """When it was said."""
 
     def replaces(self, older: "Wish") -> bool:
         """Whether it makes an older wish of the same user void.
@@ -84,6 +86,8 @@ class Note:
     turn: int | None
     """The turn after which the user said it; None if the owner wrote the note."""
     created: float
+    said: float
+    """When its owner said or wrote it last."""
     state: NoteState
     reason: str
     """Why it is retired or removed."""

@@ -139,6 +139,8 @@ class StoredTurn:
     """Its prompt without notes; None if no note was in the prompt."""
     details: dict[str, Any] = field(default_factory=dict)
     """What the API recorded about the answer beyond the message."""
+    next_at: float | None = None
+    """When its next state came; None if it has none, or if it was imported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Feedback on a turn, the judge's questions and votes, and the verdict."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from openclaw_rl.types.sampling import Numbers, TopTokens
@@ -31,6 +31,8 @@ class Feedback:
     """From -1 to 1; the reward of an episode may be any number."""
     text: str = ""
     source: Source = Source.EXPLICIT
+    created: float = field(default=0.0, compare=False)
+    """When it was given; 0 before it is stored."""
 
 
 class Question(StrEnum):
