@@ -95,6 +95,9 @@ def test_what_each_client_is_told(server: Bench, home: Path) -> None:
     assert environment["ANTHROPIC_BASE_URL"] == server.url
     assert environment["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == environment["ANTHROPIC_MODEL"] == "tiny"
     assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    # Claude Code warns of a window below 100k, and takes the context length without it.
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in environment
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"].isdigit()
     codex = tomllib.loads(file_of("codex", home).read_text())
     headers = {"X-Store": "1", "Authorization": f"Bearer {KEY}"}
     assert codex["model_providers"][codex["model_provider"]]["http_headers"] == headers
@@ -113,6 +116,26 @@ def test_the_file_behind_a_link_is_changed_and_the_link_stays(server: Bench, hom
     assert connect(server, "claude-code", "--yes")[0] == 0
     assert path.is_symlink()
     assert KEY in target.read_text()
+
+
+@pytest.mark.parametrize("client", WITH_FILES)
+def test_undo_leaves_no_key_behind_a_link_that_led_nowhere(server: Bench, home: Path, client: str) -> None:
+    path = file_of(client, home)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    target = home / "dotfiles"
+    path.symlink_to(target)
+    assert connect(server, client, "--yes")[0] == 0
+    assert KEY in target.read_text()
+    assert run_command(home, "connect", client, "--undo", "--yes")[0] == 0
+    assert path.is_symlink()
+    assert not [file for file in home.rglob("*") if file.is_file()]
+
+
+def test_undo_after_the_file_was_deleted_takes_the_copies_with_the_key(server: Bench, home: Path) -> None:
+    assert connect(server, "codex", "--yes")[0] == 0
+    file_of("codex", home).unlink()
+    assert run_command(home, "connect", "codex", "--undo", "--yes")[0] == 0
+    assert not [file for file in home.rglob("*") if file.is_file()]
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,7 @@
 """`openclaw-rl connect`: writes or prints the configuration with which a client uses the running server."""
 
 import argparse
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         change = removal(setup.path, setup.edit)
         if confirmed(change, "", options.yes):
             change.revert()
-            console().print(f"{change.path} is as before.", markup=False, soft_wrap=True)
+            console().print(f"{change.path} has no settings of openclaw-rl any more.", markup=False, soft_wrap=True)
         return 0
     if options.only_print or setup.path is None or setup.edit is None:
         show(setup)
@@ -75,6 +76,8 @@ def find_server(options: argparse.Namespace) -> "ServerFacts":
         model = client.model()
         if "policy_version" not in client.ready():
             raise UserError(f"The server needs a key, which clients must be told. {GIVE_KEY}")
+    if re.search(r"[\ud800-\udfff]", model["id"]):
+        raise UserError("The server's model has a name that is not text: start it with another --model-name.")
     return ServerFacts(url, model["id"], model["max_input_tokens"], key)
 
 

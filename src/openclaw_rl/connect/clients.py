@@ -4,14 +4,13 @@ The settings were taken from the clients' documentation. Each has the key, the c
 told, and whatever keeps the beginning of its prompts the same from request to request.
 """
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.connect.files import OURS, Edit, JsonEdit, SettingPath, WholeFile, YamlEdit
+from openclaw_rl.connect.edits import OURS, Edit, JsonEdit, SettingPath, TomlEdit, YamlEdit, toml_string
 
 #: The key of a server that needs none: most clients refuse to send no key.
 NO_KEY = "none"
@@ -49,7 +48,7 @@ class ServerFacts:
         return max(MIN_ANSWER_TOKENS, min(MAX_ANSWER_TOKENS, self.context_tokens // 8))
 
 
-#: Facts for undoing: with them a client's setup has every setting that it can have.
+#: Facts for undoing, which needs no more than the file and its format.
 NO_SERVER = ServerFacts("", "", 0)
 
 
@@ -127,7 +126,6 @@ def claude_code(server: ServerFacts) -> Setup:
         "ANTHROPIC_AUTH_TOKEN": server.sent_key,
         **dict.fromkeys(models, server.model),
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context_tokens),
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.context_tokens),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer_tokens),
         # Otherwise the system prompt begins with a number that changes with every request.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
@@ -142,11 +140,10 @@ def claude_code(server: ServerFacts) -> Setup:
 def codex(server: ServerFacts) -> Setup:
     # Codex sends `store: false`; the header lets its owner's server record the turns nevertheless.
     headers = {"X-Store": "1", **({"Authorization": f"Bearer {server.key}"} if server.key else {})}
-    # A JSON string is also a TOML string.
-    pairs = ", ".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in headers.items())
+    pairs = ", ".join(f"{toml_string(name)} = {toml_string(value)}" for name, value in headers.items())
     content = f"""\
 {OURS} codex`
-model = {json.dumps(server.model)}
+model = {toml_string(server.model)}
 model_provider = "{PROVIDER}"
 model_context_window = {server.context_tokens}
 model_auto_compact_token_limit = {server.context_tokens * 4 // 5}
@@ -158,14 +155,14 @@ multi_agent = false
 
 [model_providers.{PROVIDER}]
 name = "{PROVIDER}"
-base_url = {json.dumps(server.api)}
+base_url = {toml_string(server.api)}
 wire_api = "responses"
 stream_idle_timeout_ms = {PATIENCE_MS}
 http_headers = {{ {pairs} }}
 """
     path = folder("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
     then = f"Use it (Codex 0.134 or newer) with: codex --profile {PROVIDER}{warning(server)}"
-    return Setup(then, path, WholeFile(content))
+    return Setup(then, path, TomlEdit(content))
 
 
 def opencode(server: ServerFacts) -> Setup:
