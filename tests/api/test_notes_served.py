@@ -260,3 +260,93 @@ def test_tokens_of_notes_are_counted_and_nothing_is_recorded(bench: Recording) -
         assert counted == len(turn.prompt_ids)
         bench.empty()
         note(bench)
+
+
+def example(bench: Recording, question: str, answer: str, owner: str = "sam", *, pinned: bool = False) -> Note:
+    return bench.ledger.submit(lambda db: notes.add_example(db, owner, question, answer, pinned=pinned)).result(10)
+
+
+def exchange(question: str, answer: str) -> list[dict]:
+    return [user(question), {"role": "assistant", "content": answer}]
+
+
+def test_examples_stand_as_exchanges_before_the_conversation(bench: Recording) -> None:
+    note(bench)
+    example(bench, "where is the hen?", "Chef, in the barn.")
+    request = [{"role": "system", "content": "You are kind."}, user("where is the fox?")]
+    answer = bench.say("hello", request, SAM)
+    (turn,) = bench.turns()
+    system = {"role": "system", "content": f"You are kind.\n\n{BLOCK}"}
+    shown = [system, *exchange("where is the hen?", "Chef, in the barn."), request[1]]
+    assert turn.prompt_ids == rendered(bench, shown)
+    assert turn.plain_ids == rendered(bench, request)
+    assert turn.messages == request
+    assert [(one.question, one.given) for one in turn.notes] == [("", True), ("where is the hen?", True)]
+    bench.say("again", [*request, answer, user("go on")], SAM)
+    assert_extends(*bench.turns())
+
+
+def test_the_likest_examples_are_given_the_best_last(bench: Recording) -> None:
+    for animal in ("hen", "cow", "owl", "dog"):
+        example(bench, f"where is the {animal}?", f"Chef, the {animal} is here.")
+    bench.say("hello", [user("is the cow or the owl bigger?")], SAM)
+    (turn,) = bench.turns()
+    assert [one.question for one in turn.notes] == ["where is the cow?", "where is the owl?"]
+
+
+def test_an_example_of_the_same_question_is_not_given(bench: Recording) -> None:
+    example(bench, "where is the hen?", "Chef, in the barn.")
+    bench.say("hello", [user("where is the hen?")], SAM)
+    assert bench.turns()[0].notes == []
+
+
+def test_no_example_is_given_with_tools_or_to_another_owner(bench: Recording) -> None:
+    example(bench, "where is the hen?", "Chef, in the barn.")
+    bench.say("hello", [user("hi")], SAM, tools=TOOLS)
+    bench.say("hello", [user("hi")], KIM)
+    assert [turn.notes for turn in bench.turns()] == [[], []]
+
+
+def test_examples_that_would_fill_the_context_are_left_out_and_notes_stay(bench: Recording) -> None:
+    note(bench)
+    example(bench, "where is the hen?", "In the barn. " * 300)
+    bench.say("hello", [user("hi")], SAM)
+    (turn,) = bench.turns()
+    assert [one.text for one in turn.notes] == [BLOCK]
+    assert turn.prompt_ids == rendered(bench, [{"role": "system", "content": BLOCK}, user("hi")])
+
+
+def test_of_many_notes_those_are_given_that_are_most_like_the_request(bench: Recording) -> None:
+    for number in range(200):
+        note(bench, f"Mention animal number {number} where it fits.")
+    first = note(bench, "Weigh hens in kilograms.", pinned=True)
+    about = note(bench, "Say which barn a hen lives in.")
+    bench.say("hello", [user("tell me about the hen in the barn")], SAM)
+    given = {one.number for one in bench.turns()[0].notes}
+    assert {first.number, about.number} <= given
+    assert len(given) < 202
+
+
+def correct(bench: Recording, headers: dict, **body: object) -> httpx.Response:
+    return httpx.post(f"{bench.url}/v1/feedback", headers=headers, json=body)
+
+
+def test_a_correction_is_given_from_the_next_conversation_on(bench: Recording) -> None:
+    bench.say("In the barn.", [user("where is the hen?")], SAM)
+    (turn,) = bench.turns()
+    body = {"id": turn.completion, "correction": "Chef, in the barn."}
+    assert correct(bench, KIM, **body).status_code == 404
+    assert correct(bench, SAM, **body).json() == {"id": turn.completion, "status": "recorded"}
+    bench.say("hello", [user("where is the fox?")], SAM)
+    assert "Chef, in the barn." in bench.shown()
+    (stored,) = [one for one in bench.turns() if one.completion == turn.completion]
+    assert [(one.score, one.correction) for one in stored.feedback] == [(-1.0, "Chef, in the barn.")]
+
+
+@pytest.mark.parametrize("body", [{"correction": "  "}, {"correction": "x" * 5000}, {}, {"score": 1, "thumb": "up"}])
+def test_a_bad_correction_is_refused(bench: Recording, body: dict) -> None:
+    bench.say("In the barn.", [user("where is the hen?")], SAM)
+    (turn,) = bench.turns()
+    reply = correct(bench, SAM, id=turn.completion, **body)
+    assert reply.status_code == 400
+    assert bench.turns()[0].feedback == []

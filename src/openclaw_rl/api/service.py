@@ -13,7 +13,8 @@ from fastapi import Request
 
 from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.capture.capture import Capture
-from openclaw_rl.api.capture.turn import Choice, NoteGiver, OpenTurn
+from openclaw_rl.api.capture.note_giver import NoteGiver
+from openclaw_rl.api.capture.turn import Choice, OpenTurn
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.reader import AnswerRules, BodyReader, IncomingRequest, RequestReader, context_length_exceeded
@@ -95,7 +96,7 @@ class ChatService:
         self.recorded_top = recorded_top
         self.metrics = ServerMetrics(sampler.stats)
         self.uses_notes = ledger is not None and notes is not None and notes.notes
-        giver = NoteGiver(ledger, renderer, notes.note_probes, seed) if ledger and notes and notes.notes else None
+        giver = NoteGiver(ledger, renderer, notes, seed) if ledger and notes and notes.notes else None
         self.capture = Capture(ledger, renderer, self.metrics, giver) if ledger else None
         self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._seeds = (request_seed(seed, number) for number in count())

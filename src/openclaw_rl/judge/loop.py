@@ -14,7 +14,7 @@ from openclaw_rl.aio import wait_at_most
 from openclaw_rl.judge.judges.base import TIMED_OUT, Case, JudgeDown, JudgeError, JudgePanel
 from openclaw_rl.judge.judges.llm import LlmJudge, agreement
 from openclaw_rl.judge.note_distiller import NoteDistiller
-from openclaw_rl.judge.rules import read_wishes, ready
+from openclaw_rl.judge.rules import read_wishes, ready, split_wanted
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger import episodes, groups, verdicts
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
@@ -295,6 +295,8 @@ class JudgeLoop:
 def wishes_around(turn: StoredTurn) -> HeardWishes:
     """The lasting wishes in what the user said after a turn, in explicit feedback on it, and as the conversation began.
 
+    So is the answer that the user wanted, if they wrote it.
+
     Results of tools yield none, and neither do episodes, where an environment speaks.
     """
     if turn.episode is not None:
@@ -305,15 +307,17 @@ def wishes_around(turn: StoredTurn) -> HeardWishes:
         (content_text(message.get("content")), came) for message in case.next_state if message.get("role") == "user"
     ]
     said += [(word.text, word.created) for word in case.feedback if word.source is Source.EXPLICIT and word.text]
+    parts = [(*split_wanted(text), when) for text, when in sorted(said, key=itemgetter(1))]
     replied = [
         replace(wish, said=when)
-        for text, when in sorted(said, key=itemgetter(1))
+        for text, _wanted, when in parts
         for wish in read_wishes(text, case.request, case.response)
     ]
     began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
     openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
     asked = [replace(wish, said=turn.created) for text in openings for wish in read_wishes(text)]
-    return HeardWishes(last_of_each(asked), last_of_each(replied))
+    wanted = [wanted for _text, wanted, _when in parts if wanted]
+    return HeardWishes(last_of_each(asked), last_of_each(replied), wanted[-1] if wanted else "")
 
 
 def last_of_each(wishes: Sequence[Wish]) -> tuple[Wish, ...]:

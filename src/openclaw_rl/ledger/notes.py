@@ -5,12 +5,13 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 
+from openclaw_rl.ledger import examples
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
-from openclaw_rl.ledger.packing import whole_text
-from openclaw_rl.types import ConversationNote, HeardWishes, Note, NoteOutcomes, NoteState, Wish
+from openclaw_rl.ledger.packing import common_prefix, pack_ids, whole_text
+from openclaw_rl.types import ConversationNote, HeardWishes, Note, NoteOrigin, NoteOutcomes, NoteState, Turn, Wish
 
-#: A prompt has at most this many notes of one user.
-MAX_NOTES = 20
+#: Notes of one user that are kept.
+MAX_NOTES = 500
 MAX_NOTE_CHARACTERS = 300
 #: Why notes are retired or removed.
 DOES_WITHOUT = "the policy pleases as often without it"
@@ -30,13 +31,18 @@ LEVEL = 0.05
 _QUANTILE = 1.6449
 
 
-def of_owner(db: sqlite3.Connection, owner: str | None = None, *, all_states: bool = False) -> list[Note]:
-    """The notes of one owner or of all, in the order in which they began; without removed ones unless asked for."""
+def of_owner(
+    db: sqlite3.Connection, owner: str | None = None, *, all_states: bool = False, examples: bool = False
+) -> list[Note]:
+    """The notes, or the examples, of one owner or of all, in the order in which they began.
+
+    Removed ones are only listed with `all_states`.
+    """
     states = tuple(NoteState) if all_states else IN_USE
     rows = db.execute(
-        f"SELECT * FROM notes WHERE coalesce(?, owner) = owner AND state IN ({', '.join('?' * len(states))}) "
-        "ORDER BY number",
-        (owner, *states),
+        f"SELECT * FROM notes WHERE coalesce(?, owner) = owner AND (question != '') = ? "
+        f"AND state IN ({', '.join('?' * len(states))}) ORDER BY number",
+        (owner, examples, *states),
     )
     return [_note(db, row) for row in rows.fetchall()]
 
@@ -57,7 +63,8 @@ def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinne
     text = one_line(text)
     wish = Wish(text, topic or WRITTEN + text, lasting=True)
     same = db.execute(
-        "SELECT number FROM notes WHERE owner = ? AND text = ? AND state IN (?, ?)", (owner, text, *IN_USE)
+        "SELECT number FROM notes WHERE owner = ? AND text = ? AND question = '' AND state IN (?, ?)",
+        (owner, text, *IN_USE),
     ).fetchone()
     if same is not None:
         _set_state(db, same["number"], NoteState.ACTIVE)
@@ -66,9 +73,16 @@ def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinne
     if len(_active(db, owner)) >= MAX_NOTES:
         raise TooManyNotes(f"There are {MAX_NOTES} notes already, which is the most: remove one first.")
     older = [note for note in map(_bare, _in_use(db, owner)) if not note.pinned and contradicts(wish, note)]
-    number = _insert(db, owner, text, wish.topic, None, time.time(), pinned)
-    for note in older:
-        _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
+    number = _insert(db, owner, text, wish.topic, None, time.time(), pinned=pinned)
+    _replace(db, older, number)
+    return load(db, number)
+
+
+def add_example(db: sqlite3.Connection, owner: str, question: str, answer: str, *, pinned: bool = False) -> Note:
+    """Write an example by its owner's hand; the oldest of too many is removed."""
+    asked = example_text(question)
+    number = _insert(db, owner, example_text(answer), "", None, time.time(), question=asked, pinned=pinned)
+    examples.bound(db, owner)
     return load(db, number)
 
 
@@ -86,13 +100,13 @@ def edit(
     A new text starts its counts anew; so does pinning a retired note, which is then given again.
     """
     note = load(db, number, owner)
-    if text is not None and one_line(text) != note.text:
-        new = one_line(text)
+    new = None if text is None else example_text(text) if note.question else one_line(text)
+    if new is not None and new != note.text:
+        topic = "" if note.question else topic or WRITTEN + new
         now = time.time()
-        values = (new, topic or WRITTEN + new, NoteState.ACTIVE, now, now, number)
         db.execute(
             "UPDATE notes SET text = ?, topic = ?, state = ?, reason = '', changed = ?, said = ? WHERE number = ?",
-            values,
+            (new, topic, NoteState.ACTIVE, now, now, number),
         )
     if pinned is not None:
         db.execute("UPDATE notes SET pinned = ? WHERE number = ?", (pinned, number))
@@ -117,21 +131,22 @@ def forget(db: sqlite3.Connection, owner: str) -> int:
 
 
 def count(db: sqlite3.Connection) -> dict[NoteState, int]:
-    """How many notes of all owners are active, and how many retired."""
-    counts = {NoteState(row[0]): row[1] for row in db.execute("SELECT state, count(*) FROM notes GROUP BY state")}
+    """How many notes of all owners are active, and how many retired; without examples."""
+    rows = db.execute("SELECT state, count(*) FROM notes WHERE question = '' GROUP BY state")
+    counts = {NoteState(row[0]): row[1] for row in rows}
     return {state: counts.get(state, 0) for state in IN_USE}
 
 
-def for_new_conversation(db: sqlite3.Connection, owner: str) -> list[tuple[Note, int]]:
-    """The notes that a new conversation of an owner has, each with the number of conversations that had it before."""
-    return [
-        (_bare(row), row["conversations"])
-        for row in db.execute(
-            "SELECT n.*, (SELECT count(*) FROM turn_notes t WHERE t.note = n.number) AS conversations FROM notes n "
-            "WHERE owner = ? AND state IN (?, ?) ORDER BY number",
-            (owner, *IN_USE),
-        )
-    ]
+def for_new_conversation(db: sqlite3.Connection, owner: str) -> list[Note]:
+    """The notes and examples that a new conversation of an owner may have."""
+    query = "SELECT * FROM notes WHERE owner = ? AND state IN (?, ?) ORDER BY number"
+    return [_bare(row) for row in db.execute(query, (owner, *IN_USE))]
+
+
+def conversations(db: sqlite3.Connection, notes: Sequence[int]) -> dict[int, int]:
+    """How many conversations had each of these notes so far."""
+    query = "SELECT count(*) FROM turn_notes WHERE note = ?"
+    return {note: db.execute(query, (note,)).fetchone()[0] for note in notes}
 
 
 def of_conversation(db: sqlite3.Connection, turn: int) -> tuple[int | None, list[ConversationNote]]:
@@ -139,12 +154,37 @@ def of_conversation(db: sqlite3.Connection, turn: int) -> tuple[int | None, list
     row = db.execute("SELECT notes_from FROM turns WHERE number = ?", (turn,)).fetchone()
     if row is None or row["notes_from"] is None:
         return None, []
-    rows = db.execute("SELECT note, text, given FROM turn_notes WHERE turn = ? ORDER BY place", (row["notes_from"],))
-    return row["notes_from"], [ConversationNote(one["note"], one["text"], bool(one["given"])) for one in rows]
+    rows = db.execute(
+        "SELECT note, text, given, question FROM turn_notes WHERE turn = ? ORDER BY place", (row["notes_from"],)
+    )
+    return row["notes_from"], [
+        ConversationNote(one["note"], one["text"], bool(one["given"]), one["question"]) for one in rows
+    ]
+
+
+def record(db: sqlite3.Connection, number: int, turn: Turn) -> None:
+    """Store the notes of a conversation that begins with a turn, and the turn's prompt without notes."""
+    if turn.notes:
+        db.execute("UPDATE turns SET notes_from = number WHERE number = ?", (number,))
+        db.executemany(
+            "INSERT INTO turn_notes (turn, place, note, text, given, question) VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (number, place, note.number, note.text, note.given, note.question)
+                for place, note in enumerate(turn.notes)
+            ],
+        )
+    if turn.plain_ids is not None:
+        prompt, plain = list(turn.prompt_ids), list(turn.plain_ids)
+        start = common_prefix(prompt, plain)
+        end = min(common_prefix(prompt[::-1], plain[::-1]), len(prompt) - start, len(plain) - start)
+        db.execute(
+            "INSERT INTO prompts_without_notes (turn, start, stop, added) VALUES (?, ?, ?, ?)",
+            (number, start, len(prompt) - end, pack_ids(plain[start : len(plain) - end])),
+        )
 
 
 def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
-    """Learn from a verdict on a turn: count how the conversation's notes did, keep wishes, retire notes.
+    """Learn from a verdict on a turn: count how the conversation's notes did, keep wishes and examples, retire notes.
 
     It is part of the transaction that records the verdict.
     """
@@ -153,12 +193,16 @@ def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, w
     ).fetchone()
     if row["notes_from"] == turn:
         # Only the first answer of a conversation: later ones also follow what was said in between.
-        _count(db, turn, score, wishes.replied)
+        _count(db, turn, score, wishes)
     was_given = {note.number: note.given for note in of_conversation(db, turn)[1]}
     for wish in wishes.asked:
         _keep(db, row["owner"], wish, turn, {})
     for wish in wishes.replied:
         _keep(db, row["owner"], wish, turn, was_given)
+    if wishes.wanted:
+        examples.keep_correction(db, turn, wishes.wanted)
+    elif score is not None and score > 0:
+        examples.keep_accepted(db, turn)
     if row["notes_from"] == turn:
         _retire(db, turn)
 
@@ -187,6 +231,11 @@ def contradicts(wish: Wish, note: Note) -> bool:
     return wish.replaces(Wish(note.text, note.topic, lasting=True))
 
 
+def example_text(text: str) -> str:
+    """A question or an answer of an example, as it is kept."""
+    return whole_text(text.strip())[: examples.MAX_EXAMPLE_CHARACTERS].rstrip()
+
+
 def one_line(text: str) -> str:
     return whole_text(" ".join(text.split()))[:MAX_NOTE_CHARACTERS].rstrip()
 
@@ -195,9 +244,11 @@ def _why_personal(db: sqlite3.Connection, note: ConversationNote) -> str:
     row = db.execute("SELECT owner, topic FROM notes WHERE number = ?", (note.number,)).fetchone()
     if row is None:
         return "its note was forgotten"
+    if note.question:
+        return "only one of several users has its example (--distil-personal)"
     wish, agrees = Wish(note.text, row["topic"], lasting=True), False
     for other in db.execute(
-        "SELECT text, topic FROM notes WHERE owner != ? AND state IN (?, ?)", (row["owner"], *IN_USE)
+        "SELECT text, topic FROM notes WHERE owner != ? AND question = '' AND state IN (?, ?)", (row["owner"], *IN_USE)
     ):
         if other["text"] == note.text:
             agrees = True
@@ -206,18 +257,20 @@ def _why_personal(db: sqlite3.Connection, note: ConversationNote) -> str:
     return "" if agrees else "only one of several users has its note (--distil-personal)"
 
 
-def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: Sequence[Wish]) -> None:
+def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
     """Record for each note of a conversation whether its first answer was accepted or complained about.
 
-    A complaint about something else says nothing about the note.
+    A complaint about something else says nothing about the note. An example is complained about with a note that it
+    shows, and when the user writes the answer that they wanted.
     """
     db.execute("DELETE FROM note_outcomes WHERE turn = ?", (turn,))
     for row in db.execute(
         "SELECT t.note, t.text, t.given, n.topic FROM turn_notes t JOIN notes n ON n.number = t.note WHERE t.turn = ?",
         (turn,),
     ).fetchall():
-        note = Wish(row["text"], row["topic"], lasting=True)
-        complained = any(wish.replaces(note) for wish in wishes)
+        about = [Wish(row["text"], row["topic"], lasting=True)] if row["topic"] else _shown_wishes(db, row["note"])
+        complained = any(wish.replaces(note) for wish in wishes.replied for note in about)
+        complained = complained or (not row["topic"] and bool(wishes.wanted))
         if complained or (score is not None and score > 0):
             db.execute(
                 "INSERT INTO note_outcomes (turn, note, given, held, created) VALUES (?, ?, ?, ?, ?)",
@@ -249,18 +302,31 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
     wordings = (text, stronger)
     same = next((note for note in older if note.text in wordings or was_given.get(note.number) is False), None)
     if same is None:
-        number = _insert(db, owner, text, wish.topic, turn, wish.said, pinned=False)
+        number = _insert(db, owner, text, wish.topic, turn, wish.said, scope=wish.scope)
     else:
         number = same.number
         _say(db, number, wish.said)
         if same.state is NoteState.RETIRED:
             _set_state(db, number, NoteState.ACTIVE)
-    for note in older:
-        if note.number != number:
-            _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
+    _replace(db, [note for note in older if note.number != number], number)
+    examples.link_note(db, number, turn, [note.number for note in older if note.number != number])
     active = [note for note in _active(db, owner) if not note.pinned]
     for note in active[: max(0, len(_active(db, owner)) - MAX_NOTES)]:
         _set_state(db, note.number, NoteState.REMOVED, TOO_MANY)
+
+
+def _replace(db: sqlite3.Connection, older: Sequence[Note], number: int) -> None:
+    """Remove notes that a new note makes void."""
+    for note in older:
+        _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
+
+
+def _shown_wishes(db: sqlite3.Connection, example: int) -> list[Wish]:
+    """What the notes say that an example shows."""
+    rows = db.execute(
+        "SELECT n.text, n.topic FROM example_notes l JOIN notes n ON n.number = l.note WHERE l.example = ?", (example,)
+    )
+    return [Wish(row["text"], row["topic"], lasting=True) for row in rows]
 
 
 def _retire(db: sqlite3.Connection, turn: int) -> None:
@@ -307,13 +373,23 @@ def _recent(db: sqlite3.Connection, row: sqlite3.Row, *, given: bool) -> NoteOut
 
 
 def _insert(
-    db: sqlite3.Connection, owner: str, text: str, topic: str, turn: int | None, said: float, pinned: bool
+    db: sqlite3.Connection,
+    owner: str,
+    text: str,
+    topic: str,
+    turn: int | None,
+    said: float,
+    *,
+    pinned: bool = False,
+    question: str = "",
+    scope: str = "",
 ) -> int:
     now = time.time()
+    origin = NoteOrigin.WRITTEN if turn is None else NoteOrigin.SAID
     row = db.execute(
-        "INSERT INTO notes (owner, text, topic, turn, created, said, state, changed, pinned) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING number",
-        (owner, text, whole_text(topic), turn, now, said, NoteState.ACTIVE, now, pinned),
+        "INSERT INTO notes (owner, text, topic, turn, created, said, state, changed, pinned, origin, question, scope) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING number",
+        (owner, text, whole_text(topic), turn, now, said, NoteState.ACTIVE, now, pinned, origin, question, scope),
     ).fetchone()
     return int(row["number"])
 
@@ -330,7 +406,7 @@ def _set_state(db: sqlite3.Connection, number: int, state: NoteState, reason: st
 
 
 def _in_any_state(db: sqlite3.Connection, owner: str) -> list[sqlite3.Row]:
-    return db.execute("SELECT * FROM notes WHERE owner = ? ORDER BY number", (owner,)).fetchall()
+    return db.execute("SELECT * FROM notes WHERE owner = ? AND question = '' ORDER BY number", (owner,)).fetchall()
 
 
 def _in_use(db: sqlite3.Connection, owner: str) -> list[sqlite3.Row]:
@@ -368,4 +444,7 @@ def _bare(row: sqlite3.Row, given: NoteOutcomes = NO_OUTCOMES, withheld: NoteOut
         bool(row["pinned"]),
         given,
         withheld,
+        NoteOrigin(row["origin"]),
+        row["question"],
+        row["scope"],
     )

@@ -41,6 +41,15 @@ class NotesOptions(Section):
         "One conversation in this many is answered without a note, to see whether the policy does without it; 0: none.",
         ge=0,
     )
+    note_tokens: int = option(
+        600, "The most tokens of notes in a prompt; of more notes, those most like the request are given.", gt=0
+    )
+    examples: int = option(
+        2,
+        "The most examples of wanted answers that a conversation is given, as earlier exchanges; 0: none.",
+        ge=0,
+        le=8,
+    )
     distil_personal: bool = option(
         False, "Teach the policy also notes that only one of several users has, or that contradict another user's."
     )

@@ -248,7 +248,8 @@ CREATE TABLE feedback (
     score REAL NOT NULL,
     text TEXT NOT NULL,
     created REAL NOT NULL,
-    source TEXT NOT NULL
+    source TEXT NOT NULL,
+    correction TEXT NOT NULL DEFAULT ''  -- the answer that was wanted instead
 );
 CREATE INDEX feedback_by_turn ON feedback (turn);
 
@@ -369,11 +370,21 @@ CREATE TABLE notes (
     state TEXT NOT NULL,
     reason TEXT NOT NULL DEFAULT '',   -- why it is retired or removed
     changed REAL NOT NULL,             -- when it got its state or its text: earlier outcomes no longer count
-    pinned INTEGER NOT NULL DEFAULT 0
+    pinned INTEGER NOT NULL DEFAULT 0,
+    origin TEXT NOT NULL,
+    scope TEXT NOT NULL DEFAULT '',    -- words of the requests that it is for; empty: all
+    question TEXT NOT NULL DEFAULT ''  -- of an example; `text` is then the answer as wanted
 );
 CREATE INDEX notes_by_owner ON notes (owner, state);
 CREATE INDEX notes_by_topic ON notes (topic);
 CREATE INDEX notes_by_turn ON notes (turn);
+-- The notes that an example shows.
+CREATE TABLE example_notes (
+    example INTEGER NOT NULL REFERENCES notes ON DELETE CASCADE,
+    note INTEGER NOT NULL REFERENCES notes ON DELETE CASCADE,
+    PRIMARY KEY (example, note)
+);
+CREATE INDEX examples_by_note ON example_notes (note);
 -- The notes of the conversations that begin with a turn, as they stood then.
 CREATE TABLE turn_notes (
     turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
@@ -381,6 +392,7 @@ CREATE TABLE turn_notes (
     note INTEGER NOT NULL,             -- stays when the note is forgotten
     text TEXT NOT NULL,
     given INTEGER NOT NULL,            -- 0: withheld
+    question TEXT NOT NULL DEFAULT '', -- of an example
     PRIMARY KEY (turn, place)
 );
 CREATE INDEX turn_notes_by_note ON turn_notes (note);

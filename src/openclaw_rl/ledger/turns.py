@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from openclaw_rl.ledger import episodes, notes, verdicts
+from openclaw_rl.ledger import episodes, examples, notes, verdicts
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.packing import (
-    common_prefix,
     pack_flags,
     pack_floats,
     pack_ids,
@@ -21,6 +20,7 @@ from openclaw_rl.ledger.packing import (
     unpack_floats,
     unpack_ids,
     unpack_top,
+    whole_text,
 )
 from openclaw_rl.ledger.sessions import (
     ALREADY_USED,
@@ -156,26 +156,8 @@ def record_turn(
     }
     names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
     row = db.execute(f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", values).fetchone()
-    record_notes(db, int(row[0]), turn)
+    notes.record(db, int(row[0]), turn)
     return int(row[0])
-
-
-def record_notes(db: sqlite3.Connection, number: int, turn: Turn) -> None:
-    """Store the notes of a conversation that begins with a turn, and the turn's prompt without notes."""
-    if turn.notes:
-        db.execute("UPDATE turns SET notes_from = number WHERE number = ?", (number,))
-        db.executemany(
-            "INSERT INTO turn_notes (turn, place, note, text, given) VALUES (?, ?, ?, ?, ?)",
-            [(number, place, note.number, note.text, note.given) for place, note in enumerate(turn.notes)],
-        )
-    if turn.plain_ids is not None:
-        prompt, plain = list(turn.prompt_ids), list(turn.plain_ids)
-        start = common_prefix(prompt, plain)
-        end = min(common_prefix(prompt[::-1], plain[::-1]), len(prompt) - start, len(plain) - start)
-        db.execute(
-            "INSERT INTO prompts_without_notes (turn, start, stop, added) VALUES (?, ?, ?, ?)",
-            (number, start, len(prompt) - end, pack_ids(plain[start : len(plain) - end])),
-        )
 
 
 def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -216,7 +198,10 @@ def set_logprobs(
 
 
 def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
-    """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn and CannotJudge."""
+    """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn and CannotJudge.
+
+    A correction is kept as an example in the same transaction, also if the turn has been trained on.
+    """
     row = db.execute(
         "SELECT t.number, t.session, t.state, t.kind, t.kind_reason, t.reason, "
         "(SELECT 1 FROM episodes e WHERE e.session = t.session) AS episode FROM turns t "
@@ -232,12 +217,18 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
             "This turn is part of an episode, which is rewarded as a whole: POST /v1/sessions/{id}/reward."
         )
     state = State(row["state"])
-    if state in ALREADY_USED:
+    if state in ALREADY_USED and not feedback.correction:
         raise CannotJudge("This turn has already been trained on.")
+    if feedback.correction and examples.is_answer(db, row["number"], feedback.correction):
+        feedback = replace(feedback, score=1.0)
     db.execute(
-        "INSERT INTO feedback (turn, score, text, source, created) VALUES (?, ?, ?, ?, ?)",
-        (row["number"], feedback.score, feedback.text, feedback.source, time.time()),
+        "INSERT INTO feedback (turn, score, text, source, created, correction) VALUES (?, ?, ?, ?, ?, ?)",
+        (row["number"], feedback.score, feedback.text, feedback.source, time.time(), whole_text(feedback.correction)),
     )
+    if feedback.correction:
+        examples.keep_correction(db, row["number"], feedback.correction)
+    if state in ALREADY_USED:
+        return
     # If its session has ended, it must be settled once more.
     db.execute("UPDATE sessions SET settled = 0 WHERE number = ?", (row["session"],))
     if state is not State.READY and state is not State.CAPTURED:

@@ -121,8 +121,10 @@ def unpack_hint(row: sqlite3.Row) -> Hint:
 
 def feedback_of(db: sqlite3.Connection, turn: int) -> list[Feedback]:
     """The explicit feedback on a turn, in the order it was given."""
-    rows = db.execute("SELECT score, text, source, created FROM feedback WHERE turn = ? ORDER BY rowid", (turn,))
-    return [Feedback(row["score"], row["text"], Source(row["source"]), row["created"]) for row in rows]
+    rows = db.execute("SELECT * FROM feedback WHERE turn = ? ORDER BY rowid", (turn,))
+    return [
+        Feedback(row["score"], row["text"], Source(row["source"]), row["correction"], row["created"]) for row in rows
+    ]
 
 
 def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None] | None:

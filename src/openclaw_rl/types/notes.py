@@ -21,6 +21,8 @@ class Wish:
     """The instruction for somebody who wishes the same again, if it is another one."""
     said: float = 0.0
     """When it was said."""
+    scope: str = ""
+    """Which requests it is for, in words that they have ("recipe cooking"); empty: all."""
 
     def replaces(self, older: "Wish") -> bool:
         """Whether it makes an older wish of the same user void.
@@ -46,6 +48,8 @@ class HeardWishes:
     """In the request that began the conversation."""
     replied: tuple[Wish, ...] = ()
     """In reply to the answer. One that is a note already is a complaint that the note did not hold."""
+    wanted: str = ""
+    """The answer that the user wanted instead, in their own words; empty if they did not write it."""
 
 
 class NoteState(StrEnum):
@@ -57,6 +61,19 @@ class NoteState(StrEnum):
     """The policy does without it; it comes back if its owner complains."""
     REMOVED = "removed"
     """Its owner removed it, or a later wish replaced it."""
+
+
+class NoteOrigin(StrEnum):
+    """Where a note comes from. The last three are those of examples, the best first."""
+
+    SAID = "said"
+    """Its owner wished it in a conversation."""
+    WRITTEN = "written"
+    """Its owner wrote it down, as a note or as an example."""
+    CORRECTED = "corrected"
+    """Its owner wrote the answer that they wanted."""
+    IMPROVED = "accepted after a complaint"
+    ACCEPTED = "accepted under notes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +92,18 @@ class NoteOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one user asked for, as an instruction that the model is given."""
+    """What one user asked for, as an instruction that the model is given, or as an example.
+
+    An example is a question of that user with an answer as wanted. The model is given it as an earlier exchange.
+    """
 
     number: int
     owner: str
     """The name of the API key, as for sessions."""
     text: str
+    """The instruction; of an example, the answer as wanted."""
     topic: str
-    """As in a `Wish`."""
+    """As in a `Wish`; empty for an example."""
     turn: int | None
     """The turn after which the user said it; None if the owner wrote the note."""
     created: float
@@ -99,6 +120,11 @@ class Note:
     """Outcomes of answers that were given with the note."""
     withheld: NoteOutcomes = NoteOutcomes()
     """Outcomes of answers that were given without it."""
+    origin: NoteOrigin = NoteOrigin.SAID
+    question: str = ""
+    """What was asked, if it is an example."""
+    scope: str = ""
+    """Which requests it is for, in words that they have ("recipe cooking"); empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +135,5 @@ class ConversationNote:
     text: str
     given: bool
     """False if it was withheld: as a test of the policy, or because it is retired."""
+    question: str = ""
+    """What was asked, if it is an example."""

@@ -31,6 +31,8 @@ class Feedback:
     """From -1 to 1; the reward of an episode may be any number."""
     text: str = ""
     source: Source = Source.EXPLICIT
+    correction: str = ""
+    """The answer that was wanted instead, if somebody wrote it."""
     created: float = field(default=0.0, compare=False)
     """When it was given; 0 before it is stored."""
 

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from openclaw_rl.api.capture.classify import FROM_HISTORY, kind_of, named_session, new_session_name, truthy
-from openclaw_rl.api.capture.turn import NoteGiver, OpenTurn, PromptMaker
+from openclaw_rl.api.capture.note_giver import NoteGiver
+from openclaw_rl.api.capture.turn import OpenTurn, PromptMaker
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import TextRequest

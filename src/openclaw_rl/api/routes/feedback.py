@@ -12,6 +12,7 @@ from openclaw_rl.api.service import server_of
 from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema, parse
 from openclaw_rl.ledger import episodes, sessions
 from openclaw_rl.ledger.errors import TooLate, UnknownSession
+from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, SessionKey, Source, TurnResult
 
@@ -26,19 +27,21 @@ Reward = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=Fal
 
 
 class FeedbackRequest(WireModel):
-    """The body of POST /v1/feedback: a score from -1 to 1, or a thumb."""
+    """The body of POST /v1/feedback: a score from -1 to 1, a thumb, or the answer that was wanted."""
 
     id: str
     choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
     score: Annotated[float, Field(ge=-1, le=1)] | None = None
     thumb: Literal["up", "down"] | None = None
     text: str = ""
+    correction: Annotated[str, Field(max_length=MAX_EXAMPLE_CHARACTERS)] | None = None
+    """The answer that was wanted. It counts as -1 unless it is what was said or there is a score."""
     source: Literal["explicit", "environment"] = "explicit"
     """Who gives the feedback: a person, or an environment (its reward)."""
 
     def feedback(self) -> Feedback:
         score = self.score if self.score is not None else 1.0 if self.thumb == "up" else -1.0
-        return Feedback(score, self.text, Source(self.source))
+        return Feedback(score, self.text, Source(self.source), (self.correction or "").strip())
 
 
 class StepReward(WireModel):
@@ -82,7 +85,7 @@ class RewardRequest(WireModel):
 
 @router.post("/v1/feedback", openapi_extra=body_schema(FeedbackRequest))
 async def feedback(request: Request) -> dict[str, str]:
-    """Rate an answer: the id of its completion, and a score or a thumb."""
+    """Rate an answer: the id of its completion, and a score, a thumb or the answer that you wanted."""
     server = server_of(request)
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
@@ -129,6 +132,9 @@ async def reward_session(name: str, request: Request) -> dict[str, str]:
 def parse_feedback(body: bytes) -> FeedbackRequest:
     """Read feedback on an answer."""
     request = parse(FeedbackRequest, body)
-    if (request.score is None) == (request.thumb is None):
-        raise ApiError(400, "Give either score (from -1 to 1) or thumb (up or down).", param="score")
+    if request.correction is not None and not request.correction.strip():
+        raise ApiError(400, "The correction is empty: write the answer that you wanted.", param="correction")
+    given = (request.score is not None) + (request.thumb is not None)
+    if given > 1 or (not given and request.correction is None):
+        raise ApiError(400, "Give either score (from -1 to 1) or thumb (up or down), or a correction.", param="score")
     return request

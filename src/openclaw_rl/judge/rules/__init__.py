@@ -13,10 +13,10 @@ from openclaw_rl.judge.rules.hints import all_form_rules, instruct
 from openclaw_rl.judge.rules.phrases import all_languages
 from openclaw_rl.judge.rules.tool_results import read_tool_results
 from openclaw_rl.judge.rules.verdict import Reading, ReplyKind, read_user
-from openclaw_rl.judge.rules.wishes import all_grammars, read_wish_as_complaint, read_wishes
+from openclaw_rl.judge.rules.wishes import all_grammars, read_wish_as_complaint, read_wishes, split_wanted
 from openclaw_rl.rendering.chat import content_text
 
-__all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "read_wishes", "ready"]
+__all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "read_wishes", "ready", "split_wanted"]
 
 _compiling = threading.Lock()
 _compiled = threading.Event()
@@ -30,6 +30,8 @@ def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, An
     said = [text for text in texts(next_state, "user") if text.strip()]
     if said:
         message = "\n".join(said)
+        if split_wanted(message)[1]:
+            return Reading(ReplyKind.CORRECTION)
         reading = read_user(request, response, message)
         unclear = reading.kind is ReplyKind.UNCLEAR
         return read_wish_as_complaint(message, request, response) if unclear else reading

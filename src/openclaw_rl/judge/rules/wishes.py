@@ -13,6 +13,7 @@ expressions over normalised text, with the word groups of the file's `[words]`:
 - reported: the sentence reports what others say
 - never: clauses that look like a wish but are none
 - document: a request for a text or a program, whose form a wish after it is about
+- wanted: words before the answer that the user wanted ("It should say:")
 - unsafe: words that try to change whom the assistant obeys
 - wishes: clauses that are wishes in the user's words; standing_wishes: only in a sentence with `standing`
 - after_wish: clauses that are wishes after another wish of the same message
@@ -71,6 +72,10 @@ _TEMPLATE = re.compile(
     r"<\|[^>\n]{0,40}\|?>|<</?SYS>>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>|<\uff5c|\{\{|\{%|</?(?:system|user|assistant|think)>",
     re.IGNORECASE,
 )
+#: Quotation marks around a wanted answer.
+_QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb", "'": "'"}
+#: Words, or characters of a script without spaces, of a wanted answer: "Better: shorter." names a wish, and no answer.
+_WANTED_ANSWER = re.compile(r"(?:\w+\W+){2}\w|[\u3040-\u9fff\uac00-\ud7af]{4}")
 #: Categories of characters that an instruction does not have: control characters and others that cannot be seen.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 #: The topic of each matter of the instructions in `hints.py`; of others, the name of the matter.
@@ -160,6 +165,22 @@ def read_wishes(text: str, request: str = "", response: str = "") -> list[Wish]:
                 add_wish(wishes, found, lasting)
         asked = asked or (not addition and not in_sentence and begins_something_new(sentence, message.lexicon))
     return wishes if len(wishes) <= MOST_WISHES else []
+
+
+def split_wanted(text: str) -> tuple[str, str]:
+    """A message without the answer that its writer wanted, and that answer: "No. It should say: …".
+
+    The second part is empty if there is none.
+    """
+    normalised = normalise_in_place(text)
+    found = (grammar.patterns["wanted"].search(normalised) for grammar in grammars_for(normalised[:MAX_CHARACTERS]))
+    match = next(filter(None, found), None)
+    wanted = text[match.end() :].strip() if match else ""
+    if wanted[:1] in _QUOTES and wanted[-1:] == _QUOTES[wanted[:1]]:
+        wanted = wanted[1:-1].strip()
+    if match is None or not _WANTED_ANSWER.search(wanted) or is_unsafe(text):
+        return text, ""
+    return text[: match.start()], wanted
 
 
 def topic_of(text: str) -> str:
