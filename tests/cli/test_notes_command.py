@@ -1,5 +1,7 @@
 """`openclaw-rl notes` lists and changes notes; status, sessions and forget know them."""
 
+from typing import Any
+
 from openclaw_rl.ledger import notes, turns, verdicts
 from openclaw_rl.types import ConversationNote, HeardWishes, SampleKind, Verdict, Wish
 from support.commands import Program, status
@@ -8,10 +10,12 @@ from support.records import Book, a_turn
 SHORT = Wish("Answer in one short sentence.", "length", lasting=True)
 
 
-def said(book: Book, *wishes: Wish, owner: str = "me", score: float = -1.0, **given: object) -> int:
+def said(book: Book, *wishes: Wish, owner: str = "me", score: float = -1.0, **given: Any) -> int:
+    """A turn that was judged; its answer keeps to all its notes."""
+    kept = {note.number: True for note in given.get("notes", ())}
     turn = book.capture(a_turn(owner=owner, **given))
     book.change(turns.set_next_state, turn, [{"role": "user", "content": "next"}])
-    book.change(verdicts.record, turn, Verdict(score), SampleKind.RL, "", 0, None, HeardWishes((), wishes))
+    book.change(verdicts.record, turn, Verdict(score), SampleKind.RL, "", 0, None, HeardWishes(wishes, kept=kept))
     return turn
 
 

@@ -17,6 +17,7 @@ from openclaw_rl.types import (
     ConversationNote,
     Feedback,
     HeardWishes,
+    NoteOutcomes,
     NoteState,
     SampleKind,
     ScoreRequest,
@@ -110,11 +111,35 @@ def test_explicit_feedback_says_wishes_too_and_tools_do_not(book: Book) -> None:
     assert len(wishes_around(book.read(turn)).replied) == 1
 
 
-def test_the_opening_of_a_conversation_is_read_and_its_later_requests_are_not(book: Book) -> None:
-    opening = [user("Shorter, please.")]
-    assert [wish.topic for wish in wishes_around(book.read(came(book, user("ok"), messages=opening))).asked] == [LENGTH]
-    later = [*opening, {"role": "assistant", "content": "Yes."}, user("Shorter, please.")]
-    assert wishes_around(book.read(came(book, user("ok"), messages=later))).asked == ()
+async def test_a_wish_in_an_opening_is_noted_when_it_is_said(book: Book) -> None:
+    opening = [user("From now on answer in French. What is the capital of Italy?")]
+    before = book.capture(a_turn(messages=[user("Call me Sam. What is the capital of Italy?")]))
+    async with judging(book, DISPLEASED, keeps_notes=True):
+        await until(lambda: kept(book) == ["Call the user Sam."])
+        turn = book.capture(a_turn(messages=opening))
+        await until(lambda: len(kept(book)) == 2)
+        assert [(note.text, note.turn) for note in notes.of_owner(book.db)][1] == ("Answer in French.", turn)
+        assert [book.state(one) for one in (before, turn)] == [State.AWAITING, State.AWAITING], "nobody replied"
+        book.change(turns.set_next_state, turn, [user("Shorter, please.")])
+        later = [*opening, {"role": "assistant", "content": "Oui."}, user("From now on answer in German.")]
+        book.capture(a_turn(messages=later))
+        await until(lambda: len(kept(book)) == 3)
+    assert "Answer in German." not in kept(book), "it is no opening"
+
+
+async def test_an_opening_is_no_complaint_and_a_damaged_one_stops_no_other(book: Book) -> None:
+    note = book.change(notes.add, "me", NOTE)
+    book.capture(a_turn(messages=[user("Call me Sam.")]))
+    book.change(lambda db: db.execute("UPDATE messages SET body = '{' WHERE body LIKE '%Sam%'"))
+    async with judging(book, PLEASED, keeps_notes=True):
+        turn = came(
+            book,
+            user("thanks"),
+            messages=[user("Answer in one short sentence: why?")],
+            notes=[ConversationNote(note.number, note.text, True)],
+        )
+        await until(lambda: book.state(turn) is not State.READY)
+    assert notes.of_owner(book.db)[0].given == NoteOutcomes(held=1)
 
 
 def test_a_wish_knows_the_stronger_instruction_for_the_same(book: Book) -> None:

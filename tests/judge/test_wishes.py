@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, load
 from openclaw_rl.judge.rules import ReplyKind, read_reply, read_wishes
+from openclaw_rl.judge.rules.kept import keeps
 from openclaw_rl.types import Wish
 from support.reading import read, tool
 
@@ -197,3 +198,94 @@ def test_long_messages_take_no_time(piece: str) -> None:
 def test_a_quotation_at_the_end_of_a_wish_stays_whole() -> None:
     (wish,) = lasting('Please add something like "great question".')
     assert wish.instruction == 'Add something like "great question".'
+
+
+@pytest.mark.parametrize(
+    ("said", "instruction", "topic"),
+    [
+        ("Call me Sam.", "Call the user Sam.", "address"),
+        ("Talk to me like I'm five.", "Talk to the user like the user is five.", "simplicity"),
+        ("Use my first name.", "Use the user's first name.", "address"),
+        ("Nenn mich Sam.", "Nenn den Nutzer Sam.", "address"),
+        ("Appelle-moi Sam.", "Appelle l'utilisateur Sam.", "address"),
+        ("Llámame Sam.", "Llama al usuario Sam.", "address"),
+        ("叫我小明。", "叫用户小明。", "address"),
+        ("At most 50 words, please.", "Answer in at most 50 words.", "length"),
+        ("50 words max.", "Answer in at most 50 words.", "length"),
+        ("At least two sentences.", "Answer in at least two sentences.", "length"),
+        ("Always write numbers as words.", "Always write numbers as words.", "numbers"),
+        ("Schreib Zahlen immer als Wörter.", "Schreib Zahlen immer als Wörter.", "numbers"),
+    ],
+)
+def test_a_wish_says_what_was_meant_about_the_user(said: str, instruction: str, topic: str) -> None:
+    assert [(wish.instruction, wish.topic) for wish in lasting(said)] == [(instruction, topic)]
+
+
+@pytest.mark.parametrize(
+    ("said", "back"),
+    [
+        ("Call me Sam.", "Stop calling me Sam."),
+        ("Call me Sam.", "Please don't call me Sam any more."),
+        ("Answer in French.", "You can stop answering in French."),
+        ("Talk like a pirate.", "You don't have to talk like a pirate any more."),
+        ("Use metric units.", "Stop using metric units."),
+        ("Begin every answer with Ahoy.", "Stop saying Ahoy."),
+        ("Nenn mich Sam.", "Nenn mich nicht mehr Sam."),
+        ("Appelle-moi Sam.", "Ne m'appelle plus Sam."),
+        ("Llámame Sam.", "Deja de llamarme Sam."),
+        ("叫我小明。", "别再叫我小明了。"),
+    ],
+)
+def test_a_wish_can_be_taken_back(said: str, back: str) -> None:
+    (wish,), (undo,) = lasting(said), lasting(back)
+    assert undo.takes_back(wish.instruction)
+    assert not wish.takes_back(undo.instruction)
+    assert not undo.takes_back(undo.instruction)
+    assert not undo.takes_back("Answer in English.")
+
+
+@pytest.mark.parametrize("said", ["Don't call me tomorrow.", "Stop calling me at night.", "No me llames mañana."])
+def test_a_call_is_no_name(said: str) -> None:
+    assert lasting(said) == []
+
+
+ENGLISH, GERMAN = "Air scatters blue light. It is simple.", "Der Himmel ist blau, weil die Luft das Licht streut."
+
+
+@pytest.mark.parametrize(
+    ("note", "answer", "kept"),
+    [
+        ("Answer in German.", ENGLISH, False),
+        ("Answer in German.", GERMAN, True),
+        ("Do not answer in French.", GERMAN, True),
+        ("用中文回答。", ENGLISH, False),
+        ("Answer in Japanese.", "天空是蓝的。", False),
+        ("Answer in one short sentence only.", ENGLISH, False),
+        ("Give a much shorter answer, in one or two sentences.", ENGLISH, True),
+        ("Antworte nur in einem kurzen Satz.", GERMAN, True),
+        ("请简短回答，最多一两句话。", "天空是蓝的。因为空气。好。", False),
+        ("Answer in at most 5 words.", ENGLISH, False),
+        ("Answer in at least 50 words.", ENGLISH, False),
+        ("Answer in one paragraph of plain text.", "1. Air\n2. Light", False),
+        ("Use plain text, without bold or other formatting.", ENGLISH, True),
+        ("Do not use emojis.", "Hi 😀", False),
+        ('Start your answer with "Great question!", then answer the question.', "Great question! Air.", True),
+        ("Begin every answer with Ahoy.", ENGLISH, False),
+        ("Do not say sorry.", "I am sorry.", False),
+        ("Call the user Sam.", "Sure, Sam!", True),
+        ("Do not call the user Sam.", "Sure, Sam!", False),
+        ("Call the user Sam.", ENGLISH, None),
+        ("Start with the answer.", ENGLISH, None),
+        ("Talk like a pirate.", ENGLISH, None),
+        ("Explain it in simple words.", ENGLISH, None),
+        ("Write numbers as words.", ENGLISH, None),
+        ("Answer in one short sentence only.", " ", None),
+    ],
+)
+def test_what_an_answer_shows_about_a_note(note: str, answer: str, kept: bool | None) -> None:
+    assert keeps(note, answer) is kept
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_any_note_can_be_checked_on_any_answer(note: str, answer: str) -> None:
+    assert keeps(note, answer) in (True, False, None)

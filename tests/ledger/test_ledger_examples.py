@@ -51,7 +51,7 @@ def correct(book: Book, turn: int, text: str = WANTED, owner: str = "me") -> Non
 def judge(book: Book, turn: int, score: float, *wishes: Wish, wanted: str = "") -> None:
     book.change(turns.set_next_state, turn, CAME)
     heard = len(load_turn(book.db, turn).feedback)
-    made = HeardWishes((), tuple(replace(wish, said=time.time()) for wish in wishes), wanted)
+    made = HeardWishes(tuple(replace(wish, said=time.time()) for wish in wishes), wanted)
     assert book.change(verdicts.record, turn, Verdict(score), SampleKind.RL, "", heard, None, made)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import math
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +37,13 @@ CAME = [{"role": "user", "content": "what came next"}]
 GOOD, BAD = Verdict(1.0), Verdict(-1.0)
 
 
-def judge(book: Book, *wishes: Wish, verdict: Verdict = BAD, asked: tuple[Wish, ...] = (), **given: Any) -> int:
-    """A turn of which the user said this next, judged; `asked` was said as the conversation began."""
+def judge(
+    book: Book, *wishes: Wish, verdict: Verdict = BAD, kept: Mapping[int, bool] | None = None, **given: Any
+) -> int:
+    """A turn of which the user said this next, judged; `kept` are the notes whose keeping was checked on its answer."""
     turn = book.capture(a_turn(**given))
     book.change(turns.set_next_state, turn, CAME)
-    heard = HeardWishes(*(tuple(replace(wish, said=time.time()) for wish in said) for said in (asked, wishes)))
+    heard = HeardWishes(tuple(replace(wish, said=time.time()) for wish in wishes), kept=kept or {})
     assert book.change(verdicts.record, turn, verdict, SampleKind.RL, "", 0, None, heard)
     return turn
 
@@ -90,9 +92,9 @@ def test_the_same_wish_again_is_the_same_note(book: Book) -> None:
 
 def test_a_verdict_that_is_not_stored_leaves_no_note(book: Book) -> None:
     turn = book.capture(a_turn())
-    assert not book.change(verdicts.record, turn, BAD, SampleKind.RL, "", 0, None, HeardWishes((), (SHORT,))), (
-        "it is not ready"
-    )
+    assert not book.change(
+        verdicts.record, turn, BAD, SampleKind.RL, "", 0, None, HeardWishes((replace(SHORT, said=1.0),))
+    ), "it is not ready"
     assert all_notes(book) == []
 
 
@@ -122,7 +124,9 @@ def test_a_crash_while_a_verdict_is_stored_leaves_neither_verdict_nor_note(
 
     def record(db: sqlite3.Connection, last: int) -> bool:
         statements.clear()
-        return verdicts.record(Dying(db, last), turn, BAD, SampleKind.RL, "", 0, None, HeardWishes((), (SHORT,)))  # type: ignore[arg-type]
+        return verdicts.record(
+            Dying(db, last), turn, BAD, SampleKind.RL, "", 0, None, HeardWishes((replace(SHORT, said=1.0),))
+        )  # type: ignore[arg-type]
 
     for last in range(100):
         try:
@@ -182,11 +186,18 @@ def test_a_note_is_edited_and_removed_by_its_owner_only(book: Book) -> None:
 
 
 def converse(
-    book: Book, note: Note, *wishes: Wish, given: bool, verdict: Verdict = GOOD, owner: str = "me"
+    book: Book,
+    note: Note,
+    *wishes: Wish,
+    given: bool,
+    verdict: Verdict = GOOD,
+    owner: str = "me",
+    keeps: bool | None = True,
 ) -> tuple[int, int]:
     """A conversation of two turns that began with a note, or with the note withheld; its turns."""
     notes_then = [ConversationNote(note.number, note.text, given)]
-    first = judge(book, *wishes, verdict=verdict, owner=owner, notes=notes_then)
+    kept = {} if keeps is None else {note.number: keeps}
+    first = judge(book, *wishes, verdict=verdict, owner=owner, notes=notes_then, kept=kept)
     second = judge(book, verdict=GOOD, owner=owner, parent=first, notes_from=first)
     return first, second
 
@@ -275,11 +286,42 @@ def test_a_stronger_note_of_another_topic_covers_a_wish(book: Book) -> None:
     assert only_note(book).given == NoteOutcomes(complained=1)
 
 
-def test_a_wish_in_the_opening_is_kept_and_is_no_complaint(book: Book) -> None:
-    judge(book, asked=(SHORT,))
+def test_a_note_held_only_if_the_answer_shows_it(book: Book) -> None:
+    judge(book, SHORT)
     note = only_note(book)
-    judge(book, asked=(SHORT,), verdict=GOOD, notes=[ConversationNote(note.number, note.text, True)])
-    assert only_note(book).given == NoteOutcomes(held=1)
+    converse(book, note, given=True, keeps=None)
+    assert only_note(book).given == NoteOutcomes(), "whoever accepted an answer that cannot be checked"
+    converse(book, note, given=True, keeps=False)
+    assert only_note(book).given == NoteOutcomes(complained=1)
+    converse(book, note, SHORT, given=True, verdict=BAD, keeps=True)
+    assert only_note(book).given == NoteOutcomes(complained=2), "its owner wants more than the check"
+
+
+def test_a_wish_takes_a_note_back(book: Book) -> None:
+    stop = Wish("Do not call the user Sam.", "address", lasting=True, undoes=frozenset({"sam"}))
+    sam = Wish("Call the user Sam.", "address", lasting=True)
+    judge(book, SHORT, sam)
+    judge(book, stop)
+    assert texts(book) == [SHORT.instruction]
+    assert all_notes(book)[1].reason == notes.TAKEN_BACK
+    judge(book, stop)
+    assert texts(book) == [SHORT.instruction, stop.instruction], "there was no note of it: the model does so by itself"
+    judge(book, replace(stop, undoes=frozenset({"sam"})))
+    assert texts(book) == [SHORT.instruction, stop.instruction], "it does not take itself back"
+    judge(book, sam)
+    assert texts(book) == [SHORT.instruction, sam.instruction]
+
+
+def test_an_older_wish_does_not_return_after_it_was_taken_back(book: Book) -> None:
+    stop = Wish("Do not call the user Sam.", "address", lasting=True, undoes=frozenset({"sam"}))
+    early = book.capture(a_turn())
+    book.change(turns.set_next_state, early, CAME)
+    said = time.time()
+    judge(book, SAM)
+    judge(book, stop)
+    wish = HeardWishes((replace(SAM, said=said),))
+    assert book.change(verdicts.record, early, BAD, SampleKind.RL, "", 0, None, wish)
+    assert texts(book) == []
 
 
 def test_a_pinned_note_is_never_retired(book: Book) -> None:

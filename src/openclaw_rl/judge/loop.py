@@ -15,13 +15,14 @@ from openclaw_rl.judge.judges.base import TIMED_OUT, Case, JudgeDown, JudgeError
 from openclaw_rl.judge.judges.llm import LlmJudge, agreement
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes, ready, split_wanted
+from openclaw_rl.judge.rules.kept import keeps
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.ledger import episodes, groups, verdicts
+from openclaw_rl.ledger import episodes, groups, notes, turns, verdicts
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import load_turn, ready_turns
 from openclaw_rl.methods.base import Method
-from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.rendering.chat import Message, content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
 from openclaw_rl.types import HeardWishes, Question, Source, StoredTurn, Verdict, Wish
 
@@ -90,8 +91,9 @@ class JudgeLoop:
     """Judges ready turns and records a verdict for each.
 
     Guarantees:
-    - A verdict, the turn's new state and the notes of what the user asked for are one transaction: after a crash a
-      turn is either judged or still ready.
+    - A verdict, the turn's new state and the notes of what the user replied are one transaction: after a crash a turn
+      is either judged or still ready.
+    - What a user asked for as a conversation began becomes a note before the turn is judged, whether or not it ever is.
     - A turn waits without limit for a judge that is down; `down` says why.
     - A turn that its judge cannot judge gets no score after TRIALS trials, and the reason is recorded.
     - An error in one turn does not stop the judging of others.
@@ -130,6 +132,8 @@ class JudgeLoop:
         self._logged_collapse = ""
         self._logged_down: str | None = None
         self._looked = 0.0
+        self._heard = 0
+        """The last turn whose opening was read."""
 
     @property
     def down(self) -> str | None:
@@ -144,6 +148,7 @@ class JudgeLoop:
                 while True:
                     changed.clear()
                     try:
+                        await self._hear_openings()
                         self._start_ready(changed)
                         await self._settle()
                     except LedgerError as error:
@@ -160,6 +165,20 @@ class JudgeLoop:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+    async def _hear_openings(self) -> None:
+        """Keep the wishes in requests with which conversations began, which may never get a verdict."""
+        for turn, created in self.ledger.read(notes.openings, self._heard) if self.keeps_notes else ():
+            await ready()
+            try:
+                wishes = asked_in(self.ledger.read(turns.request, turn), created)
+            except (LedgerError, ValueError) as error:
+                # It was deleted, or is damaged. The others must not wait for it.
+                log.warning("The request of turn %d cannot be read for wishes: %s", turn, error)
+                wishes = ()
+            if wishes:
+                await self.ledger.write(notes.keep_asked, turn, wishes)
+            self._heard = turn
 
     def _start_ready(self, changed: asyncio.Event) -> None:
         """Start to judge as many ready turns as there are free workers."""
@@ -293,7 +312,7 @@ class JudgeLoop:
 
 
 def wishes_around(turn: StoredTurn) -> HeardWishes:
-    """The lasting wishes in what the user said after a turn, in explicit feedback on it, and as the conversation began.
+    """The lasting wishes in what the user said after a turn and in explicit feedback on it, and the notes it keeps to.
 
     So is the answer that the user wanted, if they wrote it.
 
@@ -313,11 +332,19 @@ def wishes_around(turn: StoredTurn) -> HeardWishes:
         for text, _wanted, when in parts
         for wish in read_wishes(text, case.request, case.response)
     ]
-    began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
-    openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
-    asked = [replace(wish, said=turn.created) for text in openings for wish in read_wishes(text)]
     wanted = [wanted for _text, wanted, _when in parts if wanted]
-    return HeardWishes(last_of_each(asked), last_of_each(replied), wanted[-1] if wanted else "")
+    answer = content_text(turn.message.get("content"))
+    kept = {note.number: keeps(note.text, answer) for note in turn.notes if not note.question}
+    shown = {number: result for number, result in kept.items() if result is not None}
+    return HeardWishes(last_of_each(replied), wanted[-1] if wanted else "", shown)
+
+
+def asked_in(messages: Sequence[Message], said: float) -> tuple[Wish, ...]:
+    """The lasting wishes in the request that begins a conversation; none if it continues one."""
+    if any(message["role"] == "assistant" for message in messages):
+        return ()
+    words = [message_words(message) for message in messages if message["role"] == "user" and not is_passing(message)]
+    return last_of_each([replace(wish, said=said) for text in words for wish in read_wishes(text)])
 
 
 def last_of_each(wishes: Sequence[Wish]) -> tuple[Wish, ...]:

@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from openclaw_rl.ledger import examples
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.packing import common_prefix, pack_ids, whole_text
-from openclaw_rl.types import ConversationNote, HeardWishes, Note, NoteOrigin, NoteOutcomes, NoteState, Turn, Wish
+from openclaw_rl.types import (
+    ConversationNote,
+    HeardWishes,
+    Note,
+    NoteOrigin,
+    NoteOutcomes,
+    NoteState,
+    State,
+    Turn,
+    TurnKind,
+    Wish,
+)
 
 #: Notes of one user that are kept.
 MAX_NOTES = 500
@@ -16,6 +27,7 @@ MAX_NOTE_CHARACTERS = 300
 #: Why notes are retired or removed.
 DOES_WITHOUT = "the policy pleases as often without it"
 BY_OWNER = "by its owner"
+TAKEN_BACK = "its owner took it back"
 TOO_MANY = f"a user has at most {MAX_NOTES} notes"
 #: Begins the topic of a note that its owner wrote and that cannot be read as a wish; its text follows.
 WRITTEN = "written/"
@@ -183,6 +195,26 @@ def record(db: sqlite3.Connection, number: int, turn: Turn) -> None:
         )
 
 
+def openings(db: sqlite3.Connection, after: int) -> list[tuple[int, float]]:
+    """Turns after a number with which conversations of people began, and when; without those judged already."""
+    rows = db.execute(
+        # The plus keeps SQLite from reading all turns that wait.
+        "SELECT number, created FROM turns t WHERE number > ? AND parent IS NULL AND kind = ? AND +state IN (?, ?) "
+        "AND NOT EXISTS (SELECT 1 FROM episodes e WHERE e.session = t.session) ORDER BY number",
+        (after, TurnKind.MAIN, State.AWAITING, State.READY),
+    )
+    return [(row["number"], row["created"]) for row in rows]
+
+
+def keep_asked(db: sqlite3.Connection, turn: int, wishes: Sequence[Wish]) -> None:
+    """Keep the wishes in the request with which a conversation began, if the turn is still there."""
+    row = db.execute(
+        "SELECT s.owner FROM turns t JOIN sessions s ON s.number = t.session WHERE t.number = ?", (turn,)
+    ).fetchone()
+    for wish in wishes if row is not None else ():
+        _keep(db, row["owner"], wish, turn, {})
+
+
 def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
     """Learn from a verdict on a turn: count how the conversation's notes did, keep wishes and examples, retire notes.
 
@@ -195,8 +227,6 @@ def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, w
         # Only the first answer of a conversation: later ones also follow what was said in between.
         _count(db, turn, score, wishes)
     was_given = {note.number: note.given for note in of_conversation(db, turn)[1]}
-    for wish in wishes.asked:
-        _keep(db, row["owner"], wish, turn, {})
     for wish in wishes.replied:
         _keep(db, row["owner"], wish, turn, was_given)
     if wishes.wanted:
@@ -258,10 +288,11 @@ def _why_personal(db: sqlite3.Connection, note: ConversationNote) -> str:
 
 
 def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
-    """Record for each note of a conversation whether its first answer was accepted or complained about.
+    """Record for each note of a conversation whether its first answer kept to it and was accepted.
 
-    A complaint about something else says nothing about the note. An example is complained about with a note that it
-    shows, and when the user writes the answer that they wanted.
+    A complaint about something else says nothing about the note, and neither does an accepted answer that cannot be
+    checked. An example is complained about with a note that it shows, and when the user writes the answer that they
+    wanted; it holds if the answer is accepted.
     """
     db.execute("DELETE FROM note_outcomes WHERE turn = ?", (turn,))
     for row in db.execute(
@@ -269,12 +300,13 @@ def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: Heard
         (turn,),
     ).fetchall():
         about = [Wish(row["text"], row["topic"], lasting=True)] if row["topic"] else _shown_wishes(db, row["note"])
+        kept = wishes.kept.get(row["note"]) if row["topic"] else True
         complained = any(wish.replaces(note) for wish in wishes.replied for note in about)
         complained = complained or (not row["topic"] and bool(wishes.wanted))
-        if complained or (score is not None and score > 0):
+        if complained or (kept is not None and score is not None and score > 0):
             db.execute(
                 "INSERT INTO note_outcomes (turn, note, given, held, created) VALUES (?, ?, ?, ?, ?)",
-                (turn, row["note"], row["given"], not complained, time.time()),
+                (turn, row["note"], row["given"], bool(kept and not complained), time.time()),
             )
 
 
@@ -282,7 +314,8 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
     """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones.
 
     What was said last counts, whenever it is judged: an older wish changes nothing, and neither does one from before
-    the owner removed a note of its topic.
+    the owner removed a note of its topic. A wish that takes notes back removes them; it is a note itself if there are
+    none, because the model then does so by itself.
 
     `was_given` has the notes of the conversation, if the wish complains about an answer. If a note of the same topic
     was withheld from that answer, the complaint repeats the note, in whatever words. If the same note was given and
@@ -291,11 +324,18 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
     text, stronger = one_line(wish.instruction), one_line(wish.stronger)
     if not wish.lasting or not text:
         return
-    related = [note for note in map(_bare, _in_any_state(db, owner)) if contradicts(wish, note)]
+    everything = [_bare(row) for row in _in_any_state(db, owner)]
+    undone = [note for note in everything if note.topic and wish.takes_back(note.text)]
+    related = [note for note in everything if note in undone or contradicts(wish, note)]
     if any(wish.said <= (note.changed if note.reason == BY_OWNER else note.said) for note in related):
         return
     older = [note for note in related if note.state in IN_USE]
     if any(note.pinned for note in older):
+        return
+    if undone := [note for note in older if note in undone]:
+        for note in undone:
+            _set_state(db, note.number, NoteState.REMOVED, TAKEN_BACK)
+            _say(db, note.number, wish.said)
         return
     if stronger and any(note.text == text and was_given.get(note.number) for note in older):
         text = stronger

@@ -1,8 +1,14 @@
 """Wishes about how to answer, as they are read from what users say, and the notes that are kept of them."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+#: In an instruction that forbids something, in the languages in which wishes are read.
+_DENIAL = re.compile(
+    r"\b(?:not|never|don't|stop|avoid|no|without|nicht|nie|keine?|ohne|pas|jamais|sans|nunca|sin)\b|不|别"
+)
 #: Separates the general part of a topic from the special one: "format/lists".
 TOPIC_SEPARATOR = "/"
 
@@ -23,6 +29,8 @@ class Wish:
     """When it was said."""
     scope: str = ""
     """Which requests it is for, in words that they have ("recipe cooking"); empty: all."""
+    undoes: frozenset[str] = frozenset()
+    """The words that tell which earlier wish it takes back: "sam" for "Stop calling me Sam."."""
 
     def replaces(self, older: "Wish") -> bool:
         """Whether it makes an older wish of the same user void.
@@ -35,6 +43,15 @@ class Wish:
         shared = min(len(one), len(other))
         return one[:shared] == other[:shared] or self.repeats(older)
 
+    def takes_back(self, older: str) -> bool:
+        """Whether it takes an older instruction back: it has the same words, and denies nothing itself."""
+        said = older.casefold()
+        return (
+            bool(self.undoes)
+            and _DENIAL.search(said) is None
+            and all(re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", said) for word in self.undoes)
+        )
+
     def repeats(self, older: "Wish") -> bool:
         """Whether an older wish says all that it says, in the same words or in stronger ones."""
         return older.instruction in (self.instruction, self.stronger)
@@ -42,14 +59,14 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class HeardWishes:
-    """The lasting wishes that a user expressed around a turn."""
+    """What a turn tells about notes: the lasting wishes in reply to it, and how its answer keeps to notes."""
 
-    asked: tuple[Wish, ...] = ()
-    """In the request that began the conversation."""
     replied: tuple[Wish, ...] = ()
-    """In reply to the answer. One that is a note already is a complaint that the note did not hold."""
+    """One that is a note already is a complaint that the note did not hold."""
     wanted: str = ""
     """The answer that the user wanted instead, in their own words; empty if they did not write it."""
+    kept: Mapping[int, bool] = field(default_factory=dict)
+    """Whether the answer keeps to the conversation's notes, by their numbers; without those that cannot be checked."""
 
 
 class NoteState(StrEnum):
@@ -81,9 +98,9 @@ class NoteOutcomes:
     """How the first answers of conversations were received."""
 
     held: int = 0
-    """Accepted."""
+    """Accepted, and the answer shows that it keeps to the note."""
     complained: int = 0
-    """The owner asked for the same again."""
+    """The owner asked for the same again, or the answer shows that it does not keep to the note."""
 
     @property
     def total(self) -> int:

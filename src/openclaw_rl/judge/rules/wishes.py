@@ -17,7 +17,9 @@ expressions over normalised text, with the word groups of the file's `[words]`:
 - unsafe: words that try to change whom the assistant obeys
 - wishes: clauses that are wishes in the user's words; standing_wishes: only in a sentence with `standing`
 - after_wish: clauses that are wishes after another wish of the same message
-- rewritten: clauses that become a wish: `when`, and `say` with the groups of `when`
+- rewritten: clauses that become a wish: `when`, and `say` with the groups of `when`; with `undoes`, the wish takes back
+  an earlier one that has the words of the groups
+- about_user: how words about the speaker are said about "the user": `when`, and `say` with the groups of `when`
 - topics: `name`, and the words (`when`) that show the topic; the first that matches counts
 """
 
@@ -103,6 +105,8 @@ class WishFound(NamedTuple):
     """It says that it is for all answers."""
     conditional: bool = False
     """It comes after a request in the same sentence: "Write a letter, no emojis please"."""
+    undoes: frozenset[str] = frozenset()
+    """As in a `Wish`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +121,18 @@ class WishGrammar:
     """The entries of the table that are one pattern."""
     wishes: Mapping[str, Sequence[re.Pattern[str]]]
     """Those that are lists of clauses that are wishes."""
-    rewritten: Sequence[tuple[re.Pattern[str], str]]
+    rewritten: Sequence[tuple[re.Pattern[str], str, bool]]
+    about_user: Sequence[tuple[re.Pattern[str], str]]
     topics: Sequence[tuple[re.Pattern[str], str]]
 
     def topic(self, normalised: str) -> str:
         """What a normalised clause is about: a named topic, or its first content words."""
         named = next((name for when, name in self.topics if when.search(normalised)), None)
-        if named:
-            return named
-        words = [word for word in _LETTERS.findall(normalised) if word not in self.topic_noise]
-        return " ".join(words[:_MOST_TOPIC_WORDS]) or "other"
+        return named or " ".join(self.content(normalised)[:_MOST_TOPIC_WORDS]) or "other"
+
+    def content(self, normalised: str) -> list[str]:
+        """The words of a normalised clause that say what it is about."""
+        return [word for word in _LETTERS.findall(normalised) if word not in self.topic_noise]
 
 
 def read_wishes(text: str, request: str = "", response: str = "") -> list[Wish]:
@@ -294,23 +300,35 @@ def read_clause(words: str, grammar: WishGrammar, kinds: Sequence[str]) -> WishF
 def rewrite(words: str, grammar: WishGrammar) -> WishFound | None:
     """The wish that a clause becomes; None if the grammar does not rewrite it."""
     normalised = normalise_in_place(mask_quotations(words))
-    for when, say in grammar.rewritten:
+    for when, say, undoes in grammar.rewritten:
         if match := when.fullmatch(normalised):
-            parts = (words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1))
+            parts = [words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1)]
             instruction = say.format(*map(lower_first, parts))
-            return make_wish(instruction, normalise(instruction), grammar)
+            found = make_wish(instruction, normalise(instruction), grammar)
+            core = grammar.content(normalise(" ".join(parts))) if undoes else ()
+            return found._replace(undoes=frozenset(core)) if found else None
     return None
 
 
 def make_wish(words: str, normalised: str, grammar: WishGrammar) -> WishFound | None:
     """A wish in the user's words as a sentence; None if it is not plain text."""
-    text = " ".join(words.split())
+    text = about_user(" ".join(words.split()), grammar)
     unseen = any(unicodedata.category(char) in _UNSEEN for char in text)
     if not text or len(text) >= MAX_CHARACTERS or _TEMPLATE.search(text) or unseen:
         return None
     stop = "\u3002" if "\u3400" <= text[-1] <= "\u9fff" else "."
     stop = "" if text[-1] in ".!?\u3002\uff01\uff1f" else stop
     return WishFound(text[0].upper() + text[1:] + stop, grammar.topic(normalised))
+
+
+def about_user(words: str, grammar: WishGrammar) -> str:
+    """A wish with "the user" in place of its speaker, whom the model would take for itself."""
+    for when, say in grammar.about_user:
+        said = normalise_in_place(mask_quotations(words))
+        for match in reversed(list(when.finditer(said))):
+            groups = (words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1))
+            words = words[: match.start()] + say.format(*groups) + words[match.end() :]
+    return words
 
 
 def strip_courtesy(words: str, grammar: WishGrammar) -> str:
@@ -368,7 +386,7 @@ def lasts(found: WishFound, words: str, repeats: bool, conditional: bool) -> boo
 
 def add_wish(wishes: list[Wish], found: WishFound, lasting: bool) -> None:
     """Add a wish in place of earlier ones of the same topic, unless one of them says all that it says."""
-    wish = Wish(found.instruction, found.topic, lasting, found.stronger)
+    wish = Wish(found.instruction, found.topic, lasting, found.stronger, undoes=found.undoes)
     if not any(wish.repeats(one) for one in wishes):
         wishes[:] = [one for one in wishes if not wish.replaces(one)]
         wishes.append(wish)
@@ -412,6 +430,7 @@ def read_grammar(table: dict[str, Any]) -> WishGrammar:
         topic_noise=small_words | word_list(table, "words_of_asking"),
         patterns={name: compiled(value) for name, value in given.items() if isinstance(value, str)},
         wishes={name: [compiled(one) for one in given[name]] for name in ("wishes", "standing_wishes", "after_wish")},
-        rewritten=[(compiled(one["when"]), one["say"]) for one in given["rewritten"]],
+        rewritten=[(compiled(one["when"]), one["say"], one.get("undoes", False)) for one in given["rewritten"]],
+        about_user=[(compiled(one["when"]), one["say"]) for one in given["about_user"]],
         topics=[(compiled(one["when"]), one["name"]) for one in given["topics"]],
     )
