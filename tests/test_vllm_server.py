@@ -55,8 +55,14 @@ def vllm_pids() -> list[int]:
     return found
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @pytest.mark.more
-def test_it_serves_learns_and_goes_on_when_its_vllm_dies(tiny_model: Path, tmp_path: Path, interpreter: Path) -> None:
+def test_it_serves_learns_and_goes_on_when_its_vllm_or_the_guard_dies(
+    tiny_model: Path, tmp_path: Path, interpreter: Path
+) -> None:
     run_dir = tmp_path / "run"
     flags = (*LEARN, *FAST, "--run-dir", str(run_dir), "--vllm-python", str(interpreter))
     with serving(SERVE, tiny_model, *flags) as program:
@@ -74,6 +80,11 @@ def test_it_serves_learns_and_goes_on_when_its_vllm_dies(tiny_model: Path, tmp_p
         until(lambda: program.metric("openclaw_engine_restarts") == 1 and ready(program)["ready"], program)
         assert ask(program)["system_fingerprint"] == "policy-1"
         assert program.metric("openclaw_engine_servers_up") == 1
+        (vllm,) = vllm_pids()
+        os.kill(parent_of(vllm), signal.SIGKILL)
+        until(lambda: program.metric("openclaw_engine_restarts") == 2 and ready(program)["ready"], program)
+        assert ask(program)["system_fingerprint"] == "policy-1"
+        assert len(vllm_pids()) == 1
     # If the program was killed, the guard still needs a moment.
     end = time.monotonic() + 30
     while vllm_pids():

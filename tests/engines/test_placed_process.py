@@ -79,3 +79,14 @@ async def test_it_ends_with_a_worker_that_is_killed(server: PlacedServerProcess,
     assert not server.running
     await gone(pid)
     server.remove_log()
+
+
+async def test_it_ends_with_a_guard_that_is_killed(server: PlacedServerProcess, told: Path) -> None:
+    await server.start()
+    pid = await begun(told)
+    guard = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guard, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        await server.wait()
+    await gone(pid)
+    server.remove_log()

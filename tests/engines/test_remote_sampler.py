@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -536,28 +536,72 @@ def test_the_command_of_a_server_of_our_own_says_what_the_options_say(name: str)
     assert "/opt/python" in shown
 
 
-def test_a_server_of_our_own_ends_with_us_also_after_kill_9(tmp_path: Path) -> None:
-    """The parent starts a guarded server, tells its number, and is killed."""
+#: It has a child as vLLM has, which lets nobody but itself end it, and ends that when it is asked to end.
+SERVER_WITH_CHILD = """
+import os, signal, subprocess, sys, time
+hold = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE)
+child.stdout.readline()
+signal.signal(signal.SIGTERM, lambda *_: (child.kill(), sys.exit()))
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+async def pids_in(log: Path, starts: int = 1) -> list[int]:
+    """The processes of the servers that write to a log."""
+    async with asyncio.timeout(60):
+        while len(told := log.read_text().split()) < 2 * starts:
+            await asyncio.sleep(0.02)
+    return list(map(int, told))
+
+
+def are_gone(pids: Sequence[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+async def test_a_server_whose_guard_is_killed_ends_before_another_one_is_started() -> None:
+    process = ServerProcess("x", [sys.executable, "-c", SERVER_WITH_CHILD], {})
+    await process.start()
+    pids = await pids_in(process.log)
+    assert process.guard_pid is not None
+    os.kill(process.guard_pid, signal.SIGKILL)
+    await process.wait()
+    assert are_gone(pids)
+    await process.start()
+    pids = await pids_in(process.log, starts=2)
+    assert not are_gone(pids)
+    await process.stop()
+    assert not process.running
+    assert are_gone(pids)
+    process.remove_log()
+
+
+@pytest.mark.parametrize("with_guard", [False, True])
+def test_a_server_of_our_own_ends_with_us_also_after_kill_9(tmp_path: Path, with_guard: bool) -> None:
+    """The parent starts a guarded server, and is killed; the guard too, or not."""
     program = (
-        "import asyncio, sys\n"
+        "import asyncio, pathlib, sys\n"
         "from openclaw_rl.engines.remote.process import ServerProcess\n"
         "async def main():\n"
-        "    process = ServerProcess('x', [sys.executable, '-c', 'import os, time; "
-        f'open("{tmp_path}/pid", "w").write(str(os.getpid())); time.sleep(600)\'], {{}})\n'
+        f"    process = ServerProcess('x', [sys.executable, '-c', {SERVER_WITH_CHILD!r}], {{}})\n"
+        f"    process.log = pathlib.Path({str(tmp_path / 'log')!r})\n"
         "    await process.start()\n"
+        "    print(process.guard_pid, flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    parent = subprocess.Popen([sys.executable, "-c", program], env=environment)
-    file = tmp_path / "pid"
-    end = time.monotonic() + 60
-    while not (file.exists() and file.read_text()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    pid = int(file.read_text())
-    parent.send_signal(signal.SIGKILL)
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    guard = int(parent.stdout.readline())
+    pids = asyncio.run(pids_in(tmp_path / "log"))
+    parent.send_signal(signal.SIGSTOP)
+    if with_guard:
+        os.kill(guard, signal.SIGKILL)
+    parent.kill()
     parent.wait()
-    while Path(f"/proc/{pid}").exists():
+    end = time.monotonic() + 60
+    while not are_gone(pids):
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -2,6 +2,10 @@
 
 Used as `python -m openclaw_rl.engines.remote.guard COMMAND…`: the parent holds the other end of standard input. A GPU
 server whose owner was killed would otherwise keep its memory for ever.
+
+- The command's output goes to standard error. Standard output gets its process id, which is also that of its group: if
+  this process is killed, the parent ends the group.
+- If this process and its parent are killed, the kernel asks the command to end.
 """
 
 import contextlib
@@ -11,6 +15,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+
+from openclaw_rl.sandbox.fences.kernel import PR_SET_PDEATHSIG, on_linux, prctl
 
 #: Time that the command gets to exit by itself.
 EXIT_SECONDS = 10.0
@@ -20,13 +27,22 @@ POLL_SECONDS = 0.2
 
 def main(command: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True, preexec_fn=end_with_guard
+    )
     try:
+        sys.stdout.write(f"{process.pid}\n")
+        sys.stdout.flush()
         while process.poll() is None and not parent_gone():
             pass
     finally:
-        end_group(process)
+        end_group(process.pid, process.poll)
     return process.returncode
+
+
+def end_with_guard() -> None:
+    if on_linux():
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def parent_gone() -> bool:
@@ -35,16 +51,16 @@ def parent_gone() -> bool:
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 
 
-def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End the command and whatever it left behind: first politely, then at once."""
+def end_group(group: int, reap: Callable[[], object] = lambda: None) -> None:
+    """End the command and whatever it left behind: first politely, then at once. `reap` looks after its own child."""
     for way, seconds in ((signal.SIGTERM, EXIT_SECONDS), (signal.SIGKILL, EXIT_SECONDS)):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, way)
+            os.killpg(group, way)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            process.poll()
+            reap()
             try:
-                os.killpg(process.pid, 0)
+                os.killpg(group, 0)
             except ProcessLookupError:
                 return
             time.sleep(0.05)

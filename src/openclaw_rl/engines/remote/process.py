@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -12,8 +11,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from openclaw_rl.aio import start_process
+from openclaw_rl.aio import start_process, wait_at_most
 from openclaw_rl.engines.local.process.launcher import Launcher, WorkerLink
+from openclaw_rl.engines.remote.guard import end_group
 
 #: The end of a server's log that is shown if it does not start.
 LOG_LINES = 12
@@ -27,7 +27,8 @@ POLL_SECONDS = 0.2
 class ServerProcess:
     """Starts a server any number of times. Its output goes to a file, whose path messages name.
 
-    The server and all processes that it starts end with this process, also after kill -9 (see `guard`).
+    The server and all processes that it starts end with this process, also after kill -9 (see `guard`). It counts as
+    running until they have ended, also if its guard was killed.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -38,10 +39,11 @@ class ServerProcess:
         os.close(handle)
         self.log = Path(path)
         self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self._watching is not None and not self._watching.done()
 
     @property
     def guard_pid(self) -> int | None:
@@ -53,16 +55,17 @@ class ServerProcess:
                 *GUARD,
                 *self.command,
                 stdin=asyncio.subprocess.PIPE,
-                stdout=log,
+                stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
             )
+        self._watching = asyncio.create_task(watch_guard(self._process))
 
     async def wait(self) -> None:
         """Return when the server has ended."""
-        if self._process is not None:
-            await self._process.wait()
+        if self._watching is not None:
+            await asyncio.shield(self._watching)
 
     async def stop(self) -> None:
         """End the server and wait for its end."""
@@ -70,12 +73,10 @@ class ServerProcess:
             return
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+        await wait_at_most(EXIT_SECONDS, self._process.wait())
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self.wait()
 
     def remove_log(self) -> None:
         self.log.unlink(missing_ok=True)
@@ -85,6 +86,19 @@ class ServerProcess:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         last = "\n".join(lines[-LOG_LINES:])
         return f"The {self.name} server ended.\nIts log is {self.log}, which ends with:\n{last}"
+
+
+async def watch_guard(guard: asyncio.subprocess.Process) -> None:
+    """Return when the guard has ended and no process of the server is left."""
+    assert guard.stdout is not None
+    told = await guard.stdout.readline()
+    await asyncio.to_thread(end_orphans, told, await guard.wait())
+
+
+def end_orphans(told: bytes, returncode: int) -> None:
+    """If a guard was killed, end the processes of the server whose group it has told."""
+    if returncode < 0 and told:
+        end_group(int(told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +120,10 @@ class PlacedServerProcess(ServerProcess):
         super().__init__(name, command, environment)
         self._launcher = launcher
         self._link: WorkerLink | None = None
-        self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._watching is not None and not self._watching.done()
 
     async def start(self) -> None:
         self._link = self._launcher.start(__name__, ServerCommand(self.command, self.environment, self.log), "")
         self._watching = asyncio.create_task(watch(self._link))
-
-    async def wait(self) -> None:
-        if self._watching is not None:
-            await asyncio.shield(self._watching)
 
     async def stop(self) -> None:
         if self._link is not None:
@@ -143,15 +148,18 @@ def main(connection: Connection, server: ServerCommand) -> None:
         guard = subprocess.Popen(
             [*GUARD, *server.command],
             stdin=subprocess.PIPE,
-            stdout=log,
+            stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **server.environment},
             start_new_session=True,
         )
     assert guard.stdin is not None
+    assert guard.stdout is not None
     try:
+        told = guard.stdout.readline()
         while guard.poll() is None and not connection.poll(POLL_SECONDS):
             pass
     finally:
         guard.stdin.close()
-    sys.exit(guard.wait())
+    end_orphans(told, guard.wait())
+    sys.exit(guard.returncode)
