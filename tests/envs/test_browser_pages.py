@@ -2,8 +2,11 @@
 
 import asyncio
 import http.server
+import json
+import mmap
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +14,10 @@ import pytest_asyncio
 
 from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.browser.actions import BrowserAction
-from openclaw_rl.envs.browser.chromium import Chromium
+from openclaw_rl.envs.browser.chromium import FLAGS, Chromium
 from openclaw_rl.envs.browser.environment import make_browser
 from openclaw_rl.envs.browser.page import BrowserGone, PageFailed, WebPage
-from support.browsing import browsers, drivers, kill, listener, needs_browser, processes, shown
+from support.browsing import browsers, datagrams, drivers, kill, listener, needs_browser, processes, shown
 from support.policies import attempt, says
 
 pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
@@ -211,6 +214,50 @@ async def test_no_request_of_a_page_leaves_its_task(chromium: Chromium) -> None:
         assert '"B"' in await act(page, "click", 1)
         assert await page.evaluate("document.title") == ""
     assert received == []
+
+
+CALLS = """<button>B</button><script>
+  async function call(places) {
+    const servers = places.map(place => ({urls: ["stun:" + place]}));
+    const relays = places.map(place => ({urls: ["turn:" + place], username: "a", credential: "b"}));
+    const [one, other] = [1, 2].map(() => new RTCPeerConnection({iceServers: [...servers, ...relays]}));
+    one.createDataChannel("x");
+    await one.setLocalDescription(await one.createOffer());
+    await other.setRemoteDescription(one.localDescription);
+    await other.setLocalDescription(await other.createAnswer());
+    await one.setRemoteDescription(other.localDescription);
+    for (const place of places)
+      await one.addIceCandidate({candidate: "candidate:1 1 udp 2122260223 " + place.replace(":", " ") + " typ host",
+        sdpMid: "0", sdpMLineIndex: 0});
+    document.title = "called";
+  }
+  call(PLACES).catch(error => document.title = error);
+  PLACES.map(place => new WebTransport("https://" + place).ready.catch(() => 0));
+</script>"""
+
+
+async def test_no_datagram_leaves_a_tab(chromium: Chromium) -> None:
+    async with (
+        datagrams() as (places, received),
+        shown(chromium, CALLS.replace("PLACES", json.dumps(places))) as page,
+    ):
+        async with asyncio.timeout(30):
+            while await page.evaluate("document.title") != "called":
+                await asyncio.sleep(0.1)
+        # Without the flag, the first arrives within half a second.
+        await asyncio.sleep(3)
+    assert received == []
+
+
+async def test_chromium_knows_every_flag_that_it_is_given(chromium: Chromium) -> None:
+    """It ignores those that it does not know."""
+    names = {flag.removeprefix("--").partition("=")[0].encode() for flag in FLAGS}
+    async with shown(chromium, ""):
+        (browser,) = browsers()
+        program = Path(f"/proc/{browser}/exe").resolve()
+    with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        # In a program, a text ends with a zero byte.
+        assert [name for name in names if content.find(b"\0" + name + b"\0") < 0] == []
 
 
 # A browser that dies

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -70,6 +71,35 @@ async def listener() -> AsyncIterator[tuple[str, list[bytes]]]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", received
     finally:
         server.close()
+
+
+@contextlib.asynccontextmanager
+async def datagrams() -> AsyncIterator[tuple[list[str], list[bytes]]]:
+    """Sockets for UDP on loopback and on this machine's own address, and what reached them."""
+    received: list[bytes] = []
+
+    class Receiver(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, _: object) -> None:
+            received.append(data)
+
+    loop = asyncio.get_running_loop()
+    transports = []
+    for host in {"127.0.0.1", own_address()}:
+        transports.append((await loop.create_datagram_endpoint(Receiver, local_addr=(host, 0)))[0])
+    try:
+        yield ["{}:{}".format(*transport.get_extra_info("sockname")) for transport in transports], received
+    finally:
+        for transport in transports:
+            transport.close()
+
+
+def own_address() -> str:
+    """This machine's address on its network; that of loopback if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        # Nothing is sent: the kernel only chooses the address.
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
 
 
 def processes(root: int | None = None) -> Iterator[tuple[int, str]]:

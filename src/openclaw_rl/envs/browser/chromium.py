@@ -27,7 +27,7 @@ MAX_SCRIPT_MIB = 512
 FLAGS = (
     f"--js-flags=--max-old-space-size={MAX_SCRIPT_MIB}",
     "--disable-dev-shm-usage",
-    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 VIEWPORT = (800, 600)
