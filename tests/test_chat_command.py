@@ -15,6 +15,7 @@ from rich.console import Console
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.cli import main
 from openclaw_rl.client import GIVE_KEY, Client
+from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.terminal import WordWriter
 from support.harness import Bench, running
@@ -66,10 +67,35 @@ def test_a_new_conversation_knows_nothing_of_the_one_before(
     assert first.session != second.session
 
 
+def test_a_note_is_told_once_when_it_is_written_and_notes_are_listed(
+    tiny_model: Path, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(Bench(tiny_model, book.ledger, notes=NotesOptions())) as bench:
+        lock = RunDirLock(book.folder)
+        lock.tell(bench.url)
+
+        def said() -> Iterator[str]:
+            yield "/notes"
+            yield "Hello."
+            assert bench.send("notes", {"text": "Answer in French."}).status_code == 200
+            yield from ("How are you?", "And now?", "/notes")
+
+        monkeypatch.setattr("openclaw_rl.cli.chat.lines", said)
+        assert main(["chat", "--run-dir", str(book.folder)]) == 0
+        lock.close()
+    shown = capsys.readouterr().out
+    assert shown.count("There is no note yet") == 1
+    assert shown.count("Noted, from your next conversation on (/new): Answer in French.") == 1
+    assert shown.count("Answer in French.") == 2
+
+
 def test_commands_are_never_messages(
     bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert talk(book, monkeypatch, "/help", "/nonsense", "/bad", "/undo", "Hello.", "//etc?", "/quit", "unheard") == 0
+    assert (
+        talk(book, monkeypatch, "/help", "/notes", "/nonsense", "/bad", "/undo", "Hello.", "//etc?", "/quit", "unheard")
+        == 0
+    )
     shown = capsys.readouterr().out
     for expected in ("/good", "There is no command /nonsense", "no complete answer to rate", "nothing to take back"):
         assert expected in shown

@@ -106,3 +106,18 @@ def test_what_a_server_says_when_it_is_ready_is_a_line_each_in_a_file(
     assert "--preset personal" in said["settings"]
     banner(load({"preset": "personal"}, {}).config, "local", 0, 30000)
     assert "settings  preset personal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{}, {"run_dir": "my runs/a"}])
+def test_the_command_that_it_says_works_as_pasted_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: dict[str, str]
+) -> None:
+    folder = tmp_path / "a clone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    config = load(options, {}).config
+    banner(config, "local", 0, 30000)
+    _, _, after = capsys.readouterr().err.partition("another terminal:\n")
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    pasted = subprocess.run(after.splitlines()[0], shell=True, cwd="/", env=bare, capture_output=True, text=True)
+    assert f"No server runs in {folder / config.run.run_dir}" in pasted.stderr

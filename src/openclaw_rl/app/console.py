@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import shlex
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -162,7 +164,7 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
         "learning": learning(config),
         **({"settings": describe_preset(config.run.preset)} if config.learns else {}),
         "judge": judging(config),
-        "notes": "what users ask for is given to the model from their next conversation on (openclaw-rl notes)"
+        "notes": "what users ask for is given to the model from their next conversation on (/notes in chat)"
         if captures and config.notes.notes
         else "off",
         "turns": f"recorded in {config.ledger_dir}" if captures else "not recorded (--no-capture)",
@@ -177,15 +179,24 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
         out.print(lines, markup=False, highlight=False, soft_wrap=True)
     if unread:
         out.print(f"\n{unread}", markup=False, highlight=False, soft_wrap=True)
-    run_dir = config.run.run_dir
-    where = "" if run_dir == RunOptions().run_dir else f" --run-dir {shlex.quote(str(run_dir))}"
     out.print(
-        f"\nTry it, in another terminal:\n  openclaw-rl chat{where}", markup=False, highlight=False, soft_wrap=True
+        f"\nTry it, in another terminal:\n  {chat_command(config)}", markup=False, highlight=False, soft_wrap=True
     )
     key = ' -H "Authorization: Bearer YOUR_KEY"' if keys else ""
     example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
     line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
     out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def chat_command(config: Config) -> str:
+    """The command line that talks to this server, from any folder and without an activated environment."""
+    folder = Path.cwd()
+    program = Path(sys.executable).with_name("openclaw-rl")
+    shown = program.relative_to(folder) if program.is_relative_to(folder) else program
+    words = [str(shown)] if program.exists() else [sys.executable, "-m", "openclaw_rl"]
+    run_dir = config.run.run_dir
+    where = [] if run_dir == RunOptions().run_dir else ["--run-dir", str(run_dir)]
+    return f"cd {shlex.quote(str(folder))} && {shlex.join([*words, 'chat', *where])}"
 
 
 def table(rows: Mapping[str, str]) -> Table:

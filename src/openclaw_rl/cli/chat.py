@@ -25,7 +25,8 @@ COMMANDS = {
     "/good": "rate the last answer as good; words after it say why",
     "/bad": "rate the last answer as bad; words after it say why",
     "/undo": "take your last message and its answer out of the conversation",
-    "/new": "start a new conversation",
+    "/new": "start a new conversation, which is given your notes",
+    "/notes": "show what the model is told of your wishes",
     "/help": "show this list",
     "/quit": "leave, as Ctrl-D does",
 }
@@ -68,15 +69,19 @@ class Conversation:
         self._rated_id = ""
         """The id of the last answer, if it was complete."""
         self._shown_progress = ""
+        self._notes: dict[int, str] = {}
+        """The user's notes, by their number."""
 
     def hold(self) -> None:
-        self._note("Your next message is feedback on the answer before. /help: commands; Ctrl-D: quit")
+        self._notes = self._read_notes()
+        self._say("Your next message is feedback on the answer before. /help: commands; Ctrl-D: quit")
         for line in lines():
             if line.startswith("/") and not line.startswith(ESCAPED):
                 if not self._obey(line):
                     return
             elif line:
                 self._exchange(line.removeprefix("/") if line.startswith(ESCAPED) else line)
+            self._show_new_notes()
             self._show_progress()
 
     def _obey(self, line: str) -> bool:
@@ -88,22 +93,26 @@ class Conversation:
             case "/new":
                 self.messages = []
                 self._rated_id = ""
+                self._say("A new conversation.")
+            case "/notes":
+                self._notes = self._read_notes()
+                self._say("\n".join(self._notes.values()) or "There is no note yet: say how you want your answers.")
             case "/undo":
                 self._undo()
             case "/good" | "/bad":
                 self._rate("up" if command == "/good" else "down", words.strip())
             case "/help":
-                self._note("\n".join(f"{name:<7}{about}" for name, about in COMMANDS.items()))
+                self._say("\n".join(f"{name:<8}{about}" for name, about in COMMANDS.items()))
             case _:
-                self._note(f"There is no command {command}. /help lists them; // begins a message with a slash.")
+                self._say(f"There is no command {command}. /help lists them; // begins a message with a slash.")
         return True
 
     def _undo(self) -> None:
         if not self.messages:
-            self._note("There is nothing to take back.")
+            self._say("There is nothing to take back.")
             return
         last = max(index for index, message in enumerate(self.messages) if message["role"] == "user")
-        self._note(f"Taken back: {self.messages[last]['content']}")
+        self._say(f"Taken back: {self.messages[last]['content']}")
         self.messages = self.messages[:last]
         self._rated_id = ""
 
@@ -111,16 +120,16 @@ class Conversation:
         from openclaw_rl.client import ServerError
 
         if not self._rated_id:
-            self._note("There is no complete answer to rate.")
+            self._say("There is no complete answer to rate.")
             return
         try:
             self.client.rate(self._rated_id, thumb, words)
         except ServerError as error:
             if not error.is_refusal:
                 raise
-            self._note(str(error), style="yellow")
+            self._say(str(error), style="yellow")
         else:
-            self._note("Recorded.")
+            self._say("Recorded.")
 
     def _exchange(self, text: str) -> None:
         """One message and its answer."""
@@ -144,12 +153,30 @@ class Conversation:
             writer.end()
             if not error.is_refusal:
                 raise
-            self._note(str(error), style="yellow")
+            self._say(str(error), style="yellow")
             return
         writer.end()
-        self._note(self._rated_id or "stopped; what is shown stays in the conversation")
+        self._say(self._rated_id or "stopped; what is shown stays in the conversation")
         if answer:
             self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _read_notes(self) -> dict[int, str]:
+        """The user's notes; none if the server keeps none."""
+        from openclaw_rl.client import ServerError
+
+        try:
+            return {note["id"]: note["text"] for note in self.client.ask("GET", "/v1/notes")["data"]}
+        except ServerError as error:
+            if not error.is_refusal:
+                raise
+            return {}
+
+    def _show_new_notes(self) -> None:
+        known = self._notes
+        self._notes = self._read_notes()
+        for number, text in self._notes.items():
+            if known.get(number) != text:
+                self._say(f"Noted, from your next conversation on (/new): {text}")
 
     def _show_progress(self) -> None:
         """Say which policy answers and what the next step still needs, if that has changed."""
@@ -159,10 +186,10 @@ class Conversation:
         if step:
             progress += f" · {step['samples']} of {step['needed']} judged answers for step {step['step']}"
         if progress != self._shown_progress:
-            self._note(progress)
+            self._say(progress)
         self._shown_progress = progress
 
-    def _note(self, words: str, style: str = "dim") -> None:
+    def _say(self, words: str, style: str = "dim") -> None:
         self.out.print(Text(words, style=style))
 
 
