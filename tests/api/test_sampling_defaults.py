@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.api.completion import LoopWatch
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.server import sampling_defaults
 from openclaw_rl.models import EMBEDDED, EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
 from support.harness import Bench, running
+from support.records import Book
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 EMBEDDED_CONFIG = Config.of(backend="local")
@@ -26,6 +28,43 @@ def test_the_embedded_model_has_a_limit_and_a_temperature(tmp_path: Path) -> Non
     for config in (EMBEDDED_CONFIG, Config.of(backend="local", model_name=EMBEDDED)):
         defaults = sampling_defaults(config, tmp_path)
         assert (defaults.temperature, defaults.max_tokens) == (EMBEDDED_TEMPERATURE, EMBEDDED_MAX_TOKENS)
+
+
+def test_the_embedded_model_ends_an_answer_that_repeats_itself(tiny_model: Path, tmp_path: Path, book: Book) -> None:
+    assert not sampling_defaults(own_model(tmp_path), tmp_path).stops_loops
+    defaults = sampling_defaults(EMBEDDED_CONFIG, tmp_path)
+    with running(Bench(tiny_model, book.ledger, defaults)) as bench:
+        bench.says = "first this: " + "the quick brown fox jumps over the lazy dog. " * 20
+        (cut,) = bench.post(HELLO).json()["choices"]
+        (asked,) = bench.post({**HELLO, "max_tokens": 4000}).json()["choices"]
+        written = bench.script(bench.sampler.requests[0], 0)
+    assert cut["finish_reason"] == "length"
+    assert 3 <= cut["message"]["content"].count("lazy") <= 5
+    assert (asked["finish_reason"], asked["message"]["content"].strip()) == ("stop", bench.says.strip())
+    turn = book.read(1)
+    assert (turn.finish_reason, turn.message["content"]) == ("length", cut["message"]["content"])
+    assert turn.response_ids == written[: len(turn.response_ids)], "as it was sampled"
+    assert len(turn.logprobs) == len(turn.response_ids) < len(written)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_loop"),
+    [
+        ([1] * 25, True),
+        ([1] * 24, False),
+        ([1, 2, 3] * 9, True),
+        ([*range(50)] * 3, True),
+        ([*range(50), *range(49), 99] * 2, False),
+        ([*range(50)] * 2, False),
+        ([token for number in range(40) for token in (7, number, 8, 9)], False),
+        ([*range(151)] * 3, False),
+    ],
+)
+def test_a_loop_is_a_passage_that_stands_there_three_times_or_a_short_one_more_often(
+    tokens: list[int], is_loop: bool
+) -> None:
+    watch = LoopWatch()
+    assert any(watch.push(token) for token in tokens) == is_loop
 
 
 def test_a_model_of_ones_own_has_neither_unless_it_names_them(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ SLOWER = [
     "constrained",
     "engines",
     "environments",
+    "first_answers",
     "judge",
     "learning",
     "live",

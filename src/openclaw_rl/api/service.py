@@ -52,6 +52,8 @@ class SamplingDefaults:
     top_k: int = 0
     max_tokens: int | None = None
     """None: as many as the context has room for."""
+    stops_loops: bool = False
+    """Whether an answer without a limit and a format ends when it repeats itself."""
 
     def for_model(self, folder: Path) -> "SamplingDefaults":
         """The values of the model's generation config; for those that it does not name, these."""
@@ -147,7 +149,11 @@ class ChatService:
         sampled = SampleRequest(prompt.ids, params, n, version=version, owner=incoming.owner, constraint=constraint)
         stream = self.sampler.sample(sampled)
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
-        return Completion(prompt, params, stream, choices, self.metrics, turn, incoming.arrived, id_prefix)
+        bounded = request.max_completion_tokens or request.max_tokens or constraint
+        stops_loops = self.defaults.stops_loops and not bounded
+        return Completion(
+            prompt, params, stream, choices, self.metrics, turn, incoming.arrived, id_prefix, stops_loops=stops_loops
+        )
 
     def capture_status(self) -> str:
         """Whether turns are recorded: on, off, or suspended and why."""

@@ -83,7 +83,7 @@ def open_ledger(config: Config) -> Ledger:
 
 def sampling_defaults(config: Config, folder: Path) -> SamplingDefaults:
     """The sampling parameters of requests that do not set them."""
-    embedded = SamplingDefaults(EMBEDDED_TEMPERATURE, max_tokens=EMBEDDED_MAX_TOKENS)
+    embedded = SamplingDefaults(EMBEDDED_TEMPERATURE, max_tokens=EMBEDDED_MAX_TOKENS, stops_loops=True)
     return (embedded if config.embedded else SamplingDefaults()).for_model(folder)
 
 
