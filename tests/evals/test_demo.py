@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import csv
 import json
+import re
 import shlex
 import signal
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ import httpx
 import pytest
 from rich.console import Console
 
+from openclaw_rl import __version__
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.config import Config, load
 from openclaw_rl.app.machine import machine_of
 from openclaw_rl.cli import build_parser, main
+from openclaw_rl.cli.parser import given_flags
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.evaluations import read_evaluations
 from openclaw_rl.errors import UserError
@@ -32,6 +37,7 @@ from openclaw_rl.evals.summary import summarise
 from openclaw_rl.lab.commands import check_writable
 from openclaw_rl.lab.server import RunningServer
 from support.harness import Bench, running
+from support.server_program import ROOT
 from support.trials import a_trial, an_exam, learning
 
 
@@ -236,7 +242,7 @@ class StoppedServer:
 def test_a_demo_that_is_stopped_leaves_a_picture_and_a_page_of_what_it_measured(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C a second time skips what would still be measured then."""
+    """Ctrl-C a second time skips what would still be measured then. The method is the user's own."""
 
     async def skipped(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -253,14 +259,33 @@ def test_a_demo_that_is_stopped_leaves_a_picture_and_a_page_of_what_it_measured(
             yield StoppedServer(bench.url, run_dir)
 
         monkeypatch.setattr(trial, "run_server", serving)
-        assert main(["demo", "--method", "rl", "--out", str(out), "--model-name", str(tiny_model)]) == 0
+        own = tmp_path / "folder" / "mine.py"
+        own.parent.mkdir()
+        own.write_text("from openclaw_rl.methods.rl import Rl\nclass Mine(Rl): pass\n")
+        line = ["demo", "--method", f"{own}:Mine", "--out", str(out), "--model-name", str(tiny_model)]
+        assert main(line) == 0
     shown = capsys.readouterr()
     assert "Stopped." in shown.out
     assert "Skipped." in shown.out
     assert not shown.err
-    (measured,) = json.loads((out / "results.json").read_text())["trials"]
+    results = json.loads((out / "results.json").read_text())
+    assert results["version"] == __version__
+    assert results["libraries"]["torch"] == version("torch")
+    assert results["hardware"]["cores"] >= 1
+    assert f"--method {own}:Mine" in results["command"]
+    (measured,) = results["trials"]
+    assert measured["method"] == f"{own}:Mine"
     assert [exam["version"] for exam in measured["exams"]] == [0, 4]
-    assert [(one.version, one.what) for one in read_evaluations(out / "rl-brief-0")] == [(0, "brief"), (4, "brief")]
+    run_dir = out / "mine.py:Mine-brief-0"
+    assert [(one.version, one.what) for one in read_evaluations(run_dir)] == [(0, "brief"), (4, "brief")]
+    with (out / "curves.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["version"], row["answers"]) for row in rows] == [
+        (f"{own}:Mine", "0", "3"),
+        (f"{own}:Mine", "4", "2"),
+    ]
+    assert "mine.py:Mine" in shown.out
+    assert "mine.py:Mine" in (out / "index.html").read_text()
     assert not measured["complete"]
     assert measured["first_replies"]
     assert (out / "curve.svg").read_text().startswith("<svg")
@@ -342,6 +367,24 @@ def test_a_server_that_does_not_start_is_said_and_fails_the_demo(
     shown = capsys.readouterr().out
     assert shown.count("failed: The server did not start") == len(METHODS)
     assert "no-such-option" in shown
+
+
+def test_a_demo_runs_what_make_run_runs(tmp_path: Path) -> None:
+    (plan,) = make_plans(machine_of(Config.of()), build_parser().parse_args(["demo"]), tmp_path)
+    makefile = (ROOT / "Makefile").read_text()
+    (served,) = re.findall(r"run\.py (.*) \$\(ARGS\)", makefile)
+    usual = load(given_flags(build_parser().parse_args(["serve", *served.split()])), {}).config
+    demo_flags = ["--method", plan.method, *plan.flags]
+    shown = load(given_flags(build_parser().parse_args(["serve", *demo_flags])), {}).config
+    assert shown.given().keys() - usual.given().keys() == {"kv_cache_gib", "save_interval"}
+    for name in usual.given():
+        assert shown.value(name) == usual.value(name)
+
+
+def test_a_method_that_is_none_is_said_before_anything_runs(tmp_path: Path) -> None:
+    options = build_parser().parse_args(["demo", "--method", "combin"])
+    with pytest.raises(ConfigError, match="--method combin"):
+        make_plans(machine_of(Config.of()), options, tmp_path)
 
 
 def test_a_demo_without_a_folder_takes_one_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

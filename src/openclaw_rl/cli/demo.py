@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.cli.parser import add_command, load_options, refuse_secrets
+from openclaw_rl.config.general import PERSONAL, PRESETS
 from openclaw_rl.evals.arguments import METHODS, MODEL_OPTIONS, USER_KEY
 from openclaw_rl.evals.personas.persona import BUILT_IN
 
@@ -14,8 +15,14 @@ DOC = "watch simulated people teach the model what they like, and get a picture 
 def add(commands: Any) -> None:
     parser = add_command(commands, "demo", DOC, run, MODEL_OPTIONS)
     # `dest` is not `method`, because that is an option of the server, which does not take `all`.
+    usual = PRESETS[PERSONAL]["method"]
     parser.add_argument(
-        "--method", dest="methods", choices=(*METHODS, "all"), default="combine", help="how to learn (default: combine)"
+        "--method",
+        dest="methods",
+        metavar="METHOD",
+        default=usual,
+        help=f"how to learn: {', '.join(METHODS)}, all, or path/file.py:Name for your own "
+        f"(default: {usual}, as make run has it)",
     )
     parser.add_argument(
         "--persona",

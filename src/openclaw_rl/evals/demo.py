@@ -3,11 +3,14 @@
 import argparse
 import asyncio
 import contextlib
+import csv
 import itertools
 import json
 import math
 import os
+import platform
 import shlex
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from openclaw_rl import terminal
+from openclaw_rl import __version__, terminal
 from openclaw_rl.client import ServerError
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.config.options import ConfigError
@@ -25,10 +28,10 @@ from openclaw_rl.engines.factory import Resources
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import METHODS, USER_KEY, Machine
 from openclaw_rl.evals.examination import ExamAnswer, judge
-from openclaw_rl.evals.page import save_curve, write_page
+from openclaw_rl.evals.page import libraries, quality_of, save_curve, write_page
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.summary import Summary, summarise
+from openclaw_rl.evals.summary import Summary, exams, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.lab.commands import first, stoppable
@@ -37,11 +40,13 @@ from openclaw_rl.lab.statistics import RUN, Interval
 from openclaw_rl.ledger.errors import NoLedger
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.status import words_not_understood
+from openclaw_rl.methods.registry import find_method
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import ScoreRequest
 
-#: The server's options in a demo. Options after `--` come later and override these.
-SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--kv-cache-gib", "1", "--save-interval", "8")
+#: The server's options in a demo: what `make run` has, with less memory and more checkpoints. Options after `--` come
+#: later and override these.
+SERVER_FLAGS = ("--preset", PERSONAL, "--kv-cache-gib", "1", "--save-interval", "8")
 #: Where a demo is written without `--out`.
 DEFAULT_OUT = Path("runs/demo")
 #: Answers scored at the same time, and the size of the cache for their keys and values.
@@ -86,6 +91,7 @@ def finish(
         if unread := not_understood(outcome.plan):
             console.print(f"{outcome.plan.run_dir.name}: {unread}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Picture: {out / 'curve.svg'}   Page: {out / 'index.html'}", soft_wrap=True)
+    console.print(f"Numbers: {out / 'curves.csv'}   Every answer: {out / 'results.json'}", soft_wrap=True)
 
 
 def not_understood(plan: TrialPlan) -> str:
@@ -113,10 +119,12 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
     model = ("--model-name", machine.model_name) if machine.model_name else ()
     plans = []
+    for method in methods:
+        find_method(method)
     for persona in personas:
         for method in methods:
             for seed in range(machine.seed, machine.seed + options.seeds):
-                run_dir = out / f"{method}-{persona.name}-{seed}"
+                run_dir = out / f"{Path(method).name}-{persona.name}-{seed}"
                 if run_dir.exists():
                     raise UserError(f"{run_dir} exists already: remove it or give another --out.")
                 plans.append(
@@ -168,8 +176,54 @@ def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, mod
     """Write the picture, the page and all numbers."""
     save_curve(outcomes, out / "curve.svg")
     write_page(outcomes, out / "index.html", command, model)
-    results = {"command": command, "model": model, "trials": [trial_data(outcome) for outcome in outcomes]}
+    trials = [trial_data(outcome) for outcome in outcomes]
+    results = {"command": command, "model": model, **ran_on(), "trials": trials}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_curves(outcomes, out / "curves.csv")
+
+
+def ran_on() -> dict[str, Any]:
+    """This program, its libraries and the hardware."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    hardware = {"machine": platform.machine(), "cpu": cpu_model(), "cores": os.cpu_count(), "gpus": gpus}
+    return {"version": __version__, "commit": commit(), "libraries": libraries(), "hardware": hardware}
+
+
+def cpu_model() -> str:
+    """The processor's name, where the system tells it."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return platform.processor()
+
+
+def commit() -> str | None:
+    """The commit of this program, with "-dirty" if files have changed since; None if it is not run from a clone."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    for command in (["ls-files", "--error-unmatch", Path(__file__).name], ["describe", "--always", "--dirty"]):
+        try:
+            done = subprocess.run([*git, *command], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    return done.stdout.strip()
+
+
+def write_curves(outcomes: Sequence[TrialOutcome], path: Path) -> None:
+    """Write a line for each examination."""
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(
+            ("persona", "method", "seed", "notes", "version", "minutes", "sessions", "answers", "as_wanted", "sensible")
+        )
+        for outcome in outcomes:
+            plan = outcome.plan
+            held = [(exam, "no") for exam in exams(outcome)]
+            for exam, notes in [*held, (outcome.noted, "yes")] if outcome.noted else held:
+                place = (exam.version, round(exam.seconds / 60, 3), exam.sessions, len(exam.answers))
+                shares = (round(exam.adherence, 4), round(quality_of(exam), 4))
+                lines.writerow((plan.persona.name, plan.method, plan.seed, notes, *place, *shares))
 
 
 def trial_data(outcome: TrialOutcome) -> dict[str, Any]:

@@ -80,8 +80,13 @@ def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
         row=RUN,
         command=command,
         model=model,
-        versions={"Python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        versions=libraries(),
     )
+
+
+def libraries() -> dict[str, str]:
+    """The versions of Python and of the libraries that matter."""
+    return {"Python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def headline(summaries: Sequence[Summary]) -> Summary | None:
@@ -98,7 +103,7 @@ def section(outcome: TrialOutcome) -> PageSection:
     plan = outcome.plan
     wishes = tuple(rule.name for rule in plan.persona.rules)
     return PageSection(
-        plan.method, plan.persona.name, wishes, plan.seed, choose_pairs(outcome), choose_conversations(outcome)
+        plan.label, plan.persona.name, wishes, plan.seed, choose_pairs(outcome), choose_conversations(outcome)
     )
 
 

@@ -88,7 +88,7 @@ class Screen:
 
     def starting(self, plan: TrialPlan) -> None:
         position = f"{len(self._titles) + 1} of {self.total}: " if self.total > 1 else ""
-        title = f"{position}{plan.method}, persona {plan.persona.name}, seed {plan.seed}"
+        title = f"{position}{plan.label}, persona {plan.persona.name}, seed {plan.seed}"
         self._titles[plan.run_dir] = title
         self.console.print(f"[bold]{title}[/bold]  [dim]{plan.run_dir}[/dim]")
         self._show(TrialOutcome(plan), "Starting a server (the first start converts the model) …", 0.0)

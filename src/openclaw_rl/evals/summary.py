@@ -46,7 +46,7 @@ def grouped(outcomes: Iterable[TrialOutcome]) -> dict[tuple[str, str], list[Tria
     """Trials by persona and method, in the order of the personas' first trials, each group sorted by seed."""
     groups: dict[tuple[str, str], list[TrialOutcome]] = {}
     for outcome in outcomes:
-        groups.setdefault((outcome.plan.persona.name, outcome.plan.method), []).append(outcome)
+        groups.setdefault((outcome.plan.persona.name, outcome.plan.label), []).append(outcome)
     personas = list(dict.fromkeys(persona for persona, _ in groups))
     methods = in_order(method for _, method in groups)
     keys = [(persona, method) for persona in personas for method in methods if (persona, method) in groups]

@@ -55,6 +55,11 @@ class TrialPlan:
     user_key: str = ""
 
     @property
+    def label(self) -> str:
+        """The method's name; of one's own method in a file, without folders."""
+        return Path(self.method).name
+
+    @property
     def uses_notes(self) -> bool:
         """Whether the model is given notes of what the person asked for."""
         return find_method(self.method).distils_notes
@@ -212,7 +217,7 @@ class Trial:
                 self.chat,
                 self._user(seed),
                 self._questions(number),
-                session=f"{plan.method}-{plan.seed}-{number}",
+                session=f"{plan.run_dir.name}-{number}",
                 turns=TURNS,
                 max_tokens=plan.persona.longest_answer,
                 seed=seed,
