@@ -1,5 +1,6 @@
 """The docs say what the code does."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from openclaw_rl.engines.memory import Trained, learner_memory, read_size, sampler_memory
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.evals.personas.persona import load
+from openclaw_rl.evals.personas.rules import CHECKS
 from openclaw_rl.models import EMBEDDED
 from support.model_sizes import MODEL_SIZES
 
@@ -53,6 +55,12 @@ def test_the_persona_of_the_tutorial_is_one(tmp_path: Path) -> None:
     persona = load(str(tmp_path / "pirate.toml"))
     assert not persona.failed("Ahoy! The sky is blue because air scatters blue light.")
     assert persona.failed("The sky is blue because air scatters blue light.")
+
+
+def test_the_tutorial_has_every_check_of_a_persona_with_its_parameters() -> None:
+    rows = [row.split("|") for row in (ROOT / "docs/tutorial.md").read_text().splitlines() if row.startswith("| `")]
+    told = {name: set(re.findall(r"`(\w+)`", row[2])) for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert told == {name: set(list(inspect.signature(check).parameters)[2:]) for name, check in CHECKS.items()}
 
 
 def test_the_memory_of_recommended_models_is_what_the_program_computes() -> None:

@@ -217,7 +217,7 @@ class Trial:
                 self.chat,
                 self._user(seed),
                 self._questions(number),
-                session=f"{plan.run_dir.name}-{number}",
+                session=f"{plan.label}-{plan.seed}-{number}",
                 turns=TURNS,
                 max_tokens=plan.persona.longest_answer,
                 seed=seed,
