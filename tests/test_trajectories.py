@@ -412,3 +412,12 @@ def test_without_a_ledger_there_is_nothing_to_export(run: Run, tmp_path: Path) -
     assert main(["export", "--run-dir", str(run.folder), str(out)]) == 2
     assert "no ledger" in run.capsys.readouterr().err
     assert out.read_text() == "precious"
+
+
+def test_a_correction_is_in_the_file_and_comes_back(run: Run) -> None:
+    """An imported turn that somebody corrected needs no next state: its correction is feedback, and an example."""
+    asked = {"prompt": "Where is the fox?", "response": "In the wood.", "correction": "Chef, in the wood."}
+    run.imports(json.dumps({"session_id": "a", "turns": [asked]}))
+    (turn,) = run.turns()
+    assert (turn.state, [said.correction for said in turn.feedback]) == (State.CAPTURED, ["Chef, in the wood."])
+    assert words(run.exports())["a"][0]["correction"] == "Chef, in the wood."

@@ -142,6 +142,7 @@ def test_everything_can_be_reached_with_the_keyboard(tab: Any, filled: LivePage)
         "Skip to content",
         "Now",
         "Sessions",
+        "Notes",
         "Learning",
         "Forget",
         "Tokens",

@@ -16,7 +16,9 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
 from openclaw_rl.types import Note, NoteOutcomes
 
-DOC = "list the notes of what users asked for, or add, edit, remove and pin some"
+DOC = "list the notes of what users asked for and the examples that they gave, or add, edit, remove and pin some"
+#: Characters of an example's question and answer in the table.
+MAX_SHOWN = 160
 
 
 def add(commands: Any) -> None:
@@ -28,7 +30,7 @@ def add(commands: Any) -> None:
     for name, doc, change, arguments in ACTIONS:
         action = actions.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
         add_flags(action, FIELDS, only=RUN_OPTIONS)
-        if change is add_note:
+        if change in (add_note, add_example):
             action.add_argument("--user", metavar="KEY-NAME", default=argparse.SUPPRESS, help="whose note it is")
         for argument, kind in arguments.items():
             action.add_argument(argument, type=kind)
@@ -58,26 +60,36 @@ def list_notes(db: Connection, user: str | None, *, all_states: bool) -> None:
 
     out = console()
     notes = of_owner(db, user, all_states=all_states)
-    if not notes:
+    examples = of_owner(db, user, all_states=all_states, examples=True)
+    if not notes and not examples:
         whose = f" of {user}" if user else ""
         out.print(Text(f"There is no note{whose} yet: one is written when a user says how to answer."), soft_wrap=True)
         return
-    out.print(notes_table(notes))
+    if notes:
+        out.print(notes_table(notes, "note"))
+    if examples:
+        out.print(notes_table(examples, "example"))
 
 
-def notes_table(notes: Sequence[Note]) -> Table:
-    """Notes with their source, how often they held, and their state."""
+def notes_table(notes: Sequence[Note], kind: str) -> Table:
+    """Notes or examples with their source, how often they held, and their state."""
     table = Table()
     owners = len({note.owner for note in notes}) > 1
-    for heading in ("note", *(["owner"] if owners else []), "text", "said after", "held with", "without", "state"):
+    for heading in (kind, *(["owner"] if owners else []), "text", "from", "held with", "without", "state"):
         table.add_column(heading, overflow="fold")
     for note in notes:
-        source = "written" if note.turn is None else f"turn {note.turn}"
+        source = str(note.origin) if note.turn is None else f"{note.origin}, turn {note.turn}"
         since = time.strftime("%Y-%m-%d", time.localtime(note.created))
         owner = [Text(note.owner)] if owners else []
         counts = (share(note.given), share(note.withheld))
-        table.add_row(str(note.number), *owner, Text(note.text), f"{source}\n{since}", *counts, Text(state_cell(note)))
+        text = f"{shortened(note.question)}\n→ {shortened(note.text)}" if note.question else note.text
+        table.add_row(str(note.number), *owner, Text(text), f"{source}\n{since}", *counts, Text(state_cell(note)))
     return table
+
+
+def shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} …"
 
 
 def share(outcomes: NoteOutcomes) -> str:
@@ -103,10 +115,22 @@ def add_note(db: Connection, options: argparse.Namespace) -> str:
 
 def edit_note(db: Connection, options: argparse.Namespace) -> str:
     from openclaw_rl.judge.rules.wishes import topic_of
+    from openclaw_rl.ledger.notes import load
 
-    text = read_text(options.text)
+    text = read_text(options.text, is_example=bool(load(db, options.number).question))
     note = edit(db, options.number, text=text, topic=topic_of(text))
     return f"Note {note.number} is now: {note.text}"
+
+
+def add_example(db: Connection, options: argparse.Namespace) -> str:
+    from openclaw_rl.ledger import notes
+    from openclaw_rl.ledger.schema import transaction
+
+    question = read_text(options.question, is_example=True)
+    answer = read_text(options.answer, is_example=True)
+    with transaction(db):
+        note = notes.add_example(db, options.user or only_owner(db), question, answer)
+    return f"Example {note.number} of {note.owner} is given from the next conversation on."
 
 
 def remove_note(db: Connection, options: argparse.Namespace) -> str:
@@ -135,11 +159,13 @@ def edit(db: Connection, number: int, *, text: str | None = None, topic: str = "
         return notes.edit(db, number, text=text, topic=topic, pinned=pinned)
 
 
-def read_text(text: str) -> str:
+def read_text(text: str, *, is_example: bool = False) -> str:
+    from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
     from openclaw_rl.ledger.notes import MAX_NOTE_CHARACTERS, one_line
 
-    if not one_line(text) or len(text) > MAX_NOTE_CHARACTERS:
-        raise UserError(f"A note has 1 to {MAX_NOTE_CHARACTERS} characters.")
+    most = MAX_EXAMPLE_CHARACTERS if is_example else MAX_NOTE_CHARACTERS
+    if not one_line(text) or len(text) > most:
+        raise UserError(f"{'An example' if is_example else 'A note'} has 1 to {most} characters.")
     return text
 
 
@@ -159,7 +185,13 @@ Change = Callable[[Connection, argparse.Namespace], str]
 #: Name, description, function and arguments of each action.
 ACTIONS: tuple[tuple[str, str, Change, dict[str, type]], ...] = (
     ("add", "write a note, which the model is given from the next conversation on", add_note, {"text": str}),
-    ("edit", "change the text of a note", edit_note, {"number": int, "text": str}),
+    (
+        "example",
+        "write an example: a question, and the answer as you want it",
+        add_example,
+        {"question": str, "answer": str},
+    ),
+    ("edit", "change the text of a note, or the answer of an example", edit_note, {"number": int, "text": str}),
     ("remove", "stop using a note", remove_note, {"number": int}),
     ("pin", "give a note always, whatever the policy has learned", pin_note, {"number": int}),
     ("unpin", "let a note be tested and retired again", unpin_note, {"number": int}),

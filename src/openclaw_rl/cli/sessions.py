@@ -190,7 +190,8 @@ def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
 
 
 def note_line(note: ConversationNote) -> str:
-    return f"note {note.number}{'' if note.given else ' (withheld)'}: {note.text}"
+    kind, text = ("example", f"{note.question} → {note.text}") if note.question else ("note", note.text)
+    return f"{kind} {note.number}{'' if note.given else ' (withheld)'}: {text}"
 
 
 def verdict_lines(verdict: Verdict) -> list[Text]:

@@ -20,12 +20,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.errors import LedgerError, TooLate
+from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.options import GROUP_SIZE
 from openclaw_rl.ledger.packing import common_prefix, pack_json
 from openclaw_rl.ledger.pages import session_summaries
 from openclaw_rl.ledger.schema import snapshot, transaction
 from openclaw_rl.ledger.sessions import EPISODE_ENDED, IMPORTED, NO_NEXT_STATE, close_session
-from openclaw_rl.ledger.turns import episode_state, load_turns, record_turn
+from openclaw_rl.ledger.turns import add_feedback, episode_state, load_turns, record_turn
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import (
     ChatError,
@@ -44,6 +45,7 @@ from openclaw_rl.types import (
     EpisodeResult,
     EpisodeState,
     EpisodeSummary,
+    Feedback,
     SamplingParams,
     SessionKey,
     State,
@@ -67,6 +69,8 @@ class TrajectoryTurn(BaseModel):
     response: str
     next_state: str | None = None
     trainable: bool = True
+    correction: Annotated[str, Field(max_length=MAX_EXAMPLE_CHARACTERS)] | None = None
+    """The answer that somebody wanted instead."""
 
 
 class TrajectoryStep(BaseModel):
@@ -171,6 +175,8 @@ def in_words(turn: StoredTurn) -> dict[str, Any]:
         "response": text_of([turn.message]),
         "trainable": turn.kind is TurnKind.MAIN and not was_replaced(turn),
     }
+    if corrections := [said.correction for said in turn.feedback if said.correction]:
+        words["correction"] = corrections[-1]
     return words if turn.next_state is None else {**words, "next_state": text_of(turn.next_state)}
 
 
@@ -278,6 +284,8 @@ def store_imported(
     if written.next_state is not None:
         came = [{"role": "user", "content": written.next_state}]
         db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(came), number))
+    if written.correction and turn.kind is TurnKind.MAIN and episode_state(db, turn.session) is None:
+        add_feedback(db, turn.session.owner, turn.completion, 0, Feedback(-1.0, correction=written.correction))
     result.turns += 1
     return number
 
@@ -294,7 +302,7 @@ def why_dropped(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn) -> 
         return turn.kind_reason
     episode = episode_state(db, turn.session)
     if episode is None:
-        return "" if written.next_state is not None else NO_NEXT_STATE
+        return "" if written.next_state is not None or written.correction else NO_NEXT_STATE
     return "" if episode is EpisodeState.HELD else EPISODE_ENDED
 
 

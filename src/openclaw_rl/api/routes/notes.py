@@ -1,15 +1,16 @@
-"""Notes: what the owner of a key asked for. Nobody sees or changes another owner's."""
+"""Notes and examples: what the owner of a key asked for. Nobody sees or changes another owner's."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.service import server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.errors import UnknownNote
+from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.types import Note
 
 router = APIRouter()
@@ -24,14 +25,22 @@ def not_blank(text: str) -> str:
     return text
 
 
-NoteText = Annotated[str, Field(max_length=notes.MAX_NOTE_CHARACTERS, strict=True), AfterValidator(not_blank)]
+NoteText = Annotated[str, Field(max_length=MAX_EXAMPLE_CHARACTERS, strict=True), AfterValidator(not_blank)]
 
 
 class NoteRequest(WireModel):
     """The body of POST /v1/notes."""
 
     text: NoteText
+    """An instruction; with a question, the answer as wanted."""
+    question: NoteText | None = None
+    """Makes it an example: what was asked."""
     pinned: bool = False
+
+    @model_validator(mode="after")
+    def _is_short(self) -> Self:
+        check_length(self.text, is_example=self.question is not None)
+        return self
 
 
 class NoteChange(WireModel):
@@ -43,16 +52,18 @@ class NoteChange(WireModel):
 
 @router.get("/v1/notes")
 async def list_notes(request: Request) -> dict[str, Any]:
-    """Your notes, in the order in which they began."""
+    """Your notes, then your examples, each in the order in which they began."""
     server = server_of(request)
     owner = server.keys.owner(request)
     with refusals_of_ledger("Notes cannot be read or changed"):
-        return {"object": "list", "data": [encode(note) for note in server.ledger().read(notes.of_owner, owner)]}
+        ledger = server.ledger()
+        kept = [*ledger.read(notes.of_owner, owner), *ledger.read(notes.of_owner, owner, examples=True)]
+        return {"object": "list", "data": [encode(note) for note in kept]}
 
 
 @router.post("/v1/notes", openapi_extra=body_schema(NoteRequest))
 async def add_note(request: Request) -> dict[str, Any]:
-    """Write a note. It is given to the model from your next conversation on."""
+    """Write a note or an example. It is given to the model from your next conversation on."""
     server = server_of(request)
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
@@ -60,6 +71,10 @@ async def add_note(request: Request) -> dict[str, Any]:
     ledger = server.ledger()
     if not server.service.uses_notes:
         raise ApiError(409, "This server uses no notes (--no-notes).", code="notes_off")
+    if body.question is not None:
+        with refusals_of_ledger("Notes cannot be read or changed"):
+            made = ledger.write(notes.add_example, owner, body.question, body.text, pinned=body.pinned)
+            return encode(await made)
     topic = await server.operations.topic_of(body.text)
     with refusals_of_ledger("Notes cannot be read or changed"):
         return encode(await ledger.write(notes.add, owner, body.text, topic, pinned=body.pinned))
@@ -67,16 +82,23 @@ async def add_note(request: Request) -> dict[str, Any]:
 
 @router.patch("/v1/notes/{number}", openapi_extra=body_schema(NoteChange))
 async def change_note(number: str, request: Request) -> dict[str, Any]:
-    """Change a note's text, or whether it is pinned."""
+    """Change the text of a note, the answer of an example, or whether it is pinned."""
     server = server_of(request)
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse(NoteChange, content)
     ledger = server.ledger()
     text = body.text
+    with refusals_of_ledger("Notes cannot be read or changed"):
+        note = ledger.read(notes.load, read_number(number), owner)
+    if text is not None:
+        try:
+            check_length(text, is_example=bool(note.question))
+        except ValueError as error:
+            raise ApiError(400, f"text: {error}", param="text") from None
     topic = await server.operations.topic_of(text) if text else ""
     with refusals_of_ledger("Notes cannot be read or changed"):
-        edited = ledger.write(notes.edit, read_number(number), owner, text=text, topic=topic, pinned=body.pinned)
+        edited = ledger.write(notes.edit, note.number, owner, text=text, topic=topic, pinned=body.pinned)
         return encode(await edited)
 
 
@@ -90,6 +112,12 @@ async def remove_note(number: str, request: Request) -> dict[str, Any]:
     return {"id": int(number), "status": "removed"}
 
 
+def check_length(text: str, *, is_example: bool) -> None:
+    """Raise ValueError for a note that is too long: an example may be longer than an instruction."""
+    if not is_example and len(text) > notes.MAX_NOTE_CHARACTERS:
+        raise ValueError(f"a note has at most {notes.MAX_NOTE_CHARACTERS} characters")
+
+
 def read_number(text: str) -> int:
     """A note's number. Raises UnknownNote for a text that is none."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_NUMBER):
@@ -100,9 +128,10 @@ def read_number(text: str) -> int:
 def encode(note: Note) -> dict[str, Any]:
     return {
         "id": note.number,
-        "object": "note",
+        "object": "example" if note.question else "note",
         "text": note.text,
-        "topic": note.topic,
+        **({"question": note.question} if note.question else {"topic": note.topic, "scope": note.scope}),
+        "origin": str(note.origin),
         "state": str(note.state),
         "pinned": note.pinned,
         "turn": note.turn,

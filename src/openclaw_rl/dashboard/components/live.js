@@ -172,7 +172,7 @@ document.addEventListener("submit", async (event) => {
     const said = await answer.json();
     toast(said.message);
     if (answer.ok && said.location) return void (location.href = said.location);
-    if (answer.ok) for (const input of form.querySelectorAll("input[type=text]")) input.value = "";
+    if (answer.ok) form.reset();
     refresh();
   } catch {
     toast("The server did not answer.");

@@ -4,8 +4,9 @@ Every change is a form that carries the viewer's token. Scripts get JSON, browse
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.requests import Request
@@ -133,13 +134,20 @@ async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
     if not cards:
         raise PageProblem(404, "You have no such turn.")
     feedback = Feedback(score, fields.get("text", "").strip()[:MAX_TEXT_CHARACTERS])
-    try:
+    with rating_problems():
         await ledger.write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
+    return "Recorded. The judge takes it as your verdict.", ""
+
+
+@contextlib.contextmanager
+def rating_problems() -> Iterator[None]:
+    """Raise PageProblem where the ledger takes no feedback on an answer."""
+    try:
+        yield
     except UnknownTurn as error:
         raise PageProblem(404, str(error)) from error
     except CannotJudge as error:
         raise PageProblem(409, str(error)) from error
-    return "Recorded. The judge takes it as your verdict.", ""
 
 
 async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:

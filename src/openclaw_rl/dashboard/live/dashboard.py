@@ -39,6 +39,7 @@ HEADERS = {
 TABS = (
     ("", "Now"),
     ("sessions", "Sessions"),
+    ("notes", "Notes"),
     ("learning", "Learning"),
     ("environments", "Environments"),
     ("compare", "Compare"),

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.dashboard.live import actions, compare, learning, pages, screenshots
+from openclaw_rl.dashboard.live import actions, compare, learning, notes, pages, screenshots
 from openclaw_rl.dashboard.live.dashboard import Dashboard, LiveRun, redirect
 
 
@@ -26,6 +26,9 @@ ROUTES = (
     Route("/dashboard/sessions", pages.sessions),
     Route("/dashboard/sessions/{number:int}", pages.session),
     Route("/dashboard/turns/{number:int}/tokens", pages.tokens),
+    Route("/dashboard/notes", notes.page),
+    Route("/dashboard/notes", actions.action(notes.change), methods=["POST"]),
+    Route("/dashboard/correct", actions.action(notes.correct), methods=["POST"]),
     Route("/dashboard/learning", learning.learning),
     Route("/dashboard/learning/{number:int}", learning.step),
     Route("/dashboard/learning/{update:int}/again/{number:int}", learning.answer_before_and_after),

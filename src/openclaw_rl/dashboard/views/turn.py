@@ -240,6 +240,7 @@ class TurnView:
     """Tokens of the answer."""
     is_side: bool = False
     can_rate: bool = False
+    can_correct: bool = False
     update: int | None = None
     episode_line: str = ""
     notes: tuple[ConversationNote, ...] = ()
@@ -283,6 +284,7 @@ def from_card(card: TurnCard, *, with_next: bool = False) -> TurnView:
         length=card.tokens,
         is_side=card.kind is TurnKind.SIDE,
         can_rate=card.kind is TurnKind.MAIN and card.episode is None and card.state not in ALREADY_USED,
+        can_correct=card.kind is TurnKind.MAIN and card.episode is None,
         update=card.update,
         notes=card.notes,
         episode_line=step_line(card.episode),

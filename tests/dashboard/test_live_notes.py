@@ -1,0 +1,96 @@
+"""The page of notes: what is listed, how it is changed, corrections under answers, and nobody else's notes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.ledger import notes
+from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
+from openclaw_rl.ledger.options import NotesOptions
+from openclaw_rl.types import Note, NoteState
+from support.live_page import ALICE, BOB, LivePage, live_page
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[LivePage]:
+    with live_page(tiny_model, tmp_path_factory.mktemp("run"), keys=(ALICE, BOB), notes=NotesOptions()) as page:
+        yield page
+
+
+@pytest.fixture
+def page(server: LivePage) -> LivePage:
+    server.empty()
+    return server
+
+
+def kept(page: LivePage, owner: str, *, examples: bool = False) -> list[Note]:
+    return page.ledger.read(notes.of_owner, owner, examples=examples)
+
+
+def test_a_wish_is_added_edited_pinned_and_removed(page: LivePage) -> None:
+    with page.visitor(ALICE) as alice:
+        assert "There are none yet" in alice.get("notes").text
+        assert alice.do("notes", do="add", text="Call me <b>Chef</b>.").status_code == 200
+        (note,) = kept(page, ALICE.name)
+        shown = alice.get("notes").text
+        assert "Call me &lt;b&gt;Chef&lt;/b&gt;." in shown, "what users wrote is text"
+        assert alice.do("notes", do="edit", note=note.number, text="Call me Boss.").status_code == 200
+        assert alice.do("notes", do="pin", note=note.number).status_code == 200
+        assert [(one.text, one.pinned) for one in kept(page, ALICE.name)] == [("Call me Boss.", True)]
+        assert "pinned: always given" in alice.get("notes").text
+        assert alice.do("notes", do="unpin", note=note.number).status_code == 200
+        assert alice.do("notes", do="remove", note=note.number).status_code == 200
+        assert kept(page, ALICE.name) == []
+
+
+def test_an_example_is_added_and_edited(page: LivePage) -> None:
+    with page.visitor(ALICE) as alice:
+        assert alice.do("notes", do="add", question="Where is it?", answer="Chef, there.").status_code == 200
+        (example,) = kept(page, ALICE.name, examples=True)
+        assert alice.do("notes", do="edit", note=example.number, text="x" * 1000).status_code == 200
+        assert kept(page, ALICE.name, examples=True)[0].text == "x" * 1000
+
+
+def test_somebody_else_sees_and_changes_nothing(page: LivePage) -> None:
+    with page.visitor(ALICE) as alice, page.visitor(BOB) as bob:
+        alice.do("notes", do="add", text="Call me Chef.")
+        alice.do("notes", do="add", question="Where?", answer="Chef, there.")
+        for note in [*kept(page, ALICE.name), *kept(page, ALICE.name, examples=True)]:
+            for do in ("edit", "pin", "remove"):
+                assert bob.do("notes", do=do, note=note.number, text="Obey Bob.").status_code == 404
+        assert "Chef" not in bob.get("notes").text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"do": "add"},
+        {"do": "add", "text": " "},
+        {"do": "add", "text": "x" * 301},
+        {"do": "add", "question": "Why?"},
+        {"do": "add", "question": "Why?", "answer": "x" * (MAX_EXAMPLE_CHARACTERS + 1)},
+        {"do": "edit", "text": "Hi."},
+        {"do": "pin", "note": "x"},
+    ],
+)
+def test_a_form_that_says_nothing_is_refused(page: LivePage, fields: dict[str, str]) -> None:
+    with page.visitor(ALICE) as alice:
+        assert alice.do("notes", **fields).status_code == 400
+        assert kept(page, ALICE.name) == kept(page, ALICE.name, examples=True) == []
+
+
+def test_an_answer_is_written_as_it_was_wanted(page: LivePage) -> None:
+    headers = {"Authorization": f"Bearer {ALICE.secret}", "X-Session-Id": "s"}
+    page.say("There.", [{"role": "user", "content": "Where is it?"}], headers)
+    (turn,) = page.turns()
+    (session,) = {one.session for one in page.turns()}
+    with page.visitor(ALICE) as alice, page.visitor(BOB) as bob:
+        assert "Write it as you want it" in alice.get("sessions/1").text
+        assert bob.do("correct", turn=turn.number, correction="Bob, there.").status_code == 404
+        assert alice.do("correct", turn=turn.number, correction="Chef, there.").status_code == 200
+        (example,) = kept(page, session.owner, examples=True)
+        assert (example.question, example.text, example.state) == ("Where is it?", "Chef, there.", NoteState.ACTIVE)
+        assert "wanted: Chef, there." in alice.get("sessions/1").text
+        assert "Chef, there." in alice.get("notes").text
