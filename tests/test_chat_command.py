@@ -14,7 +14,10 @@ from rich.console import Console
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.cli import main
+from openclaw_rl.cli.chat import in_editor
 from openclaw_rl.client import GIVE_KEY, Client
+from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.notes import of_owner
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.terminal import WordWriter
@@ -85,7 +88,7 @@ def test_a_note_is_told_once_when_it_is_written_and_notes_are_listed(
         lock.close()
     shown = capsys.readouterr().out
     assert shown.count("There is no note yet") == 1
-    assert shown.count("Noted, from your next conversation on (/new): Answer in French.") == 1
+    assert " ".join(shown.split()).count("(/new); /undo takes it back: Answer in French.") == 1
     assert shown.count("Answer in French.") == 2
 
 
@@ -119,6 +122,50 @@ def test_answers_are_rated(
     shown = capsys.readouterr().out
     assert turn.completion in shown
     assert "Recorded." in shown
+
+
+def test_an_answer_is_written_as_it_was_wanted(
+    bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ("/edit nothing to edit", "Hello.", "/edit Chef, hello.", "Again.", "/edit", "Chef,", "hello again.", ".")
+    assert talk(book, monkeypatch, *said, "And now?") == 0
+    assert [[one.correction for one in book.read(number).feedback] for number in (1, 2)] == [
+        ["Chef, hello."],
+        ["Chef,\nhello again."],
+    ]
+    assert book.read(3).messages[-1]["content"] == "And now?", "the lines of a correction are no messages"
+    shown = capsys.readouterr().out
+    assert "no complete answer to edit" in shown
+    assert shown.count("Kept as an example") == 2
+
+
+def test_an_answer_is_edited_in_an_editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = tmp_path / "editor.py"
+    editor.write_text("import sys, pathlib\npathlib.Path(sys.argv[1]).write_text('Chef, it is Paris.')\n")
+    monkeypatch.setenv("VISUAL", f"{sys.executable} {editor}")
+    assert in_editor("It is Paris.") == "Chef, it is Paris."
+    monkeypatch.setenv("VISUAL", str(tmp_path / "missing"))
+    with pytest.raises(UserError, match="Set EDITOR"):
+        in_editor("It is Paris.")
+
+
+def test_a_note_that_was_just_written_is_taken_back(
+    tiny_model: Path, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(Bench(tiny_model, book.ledger, notes=NotesOptions())) as bench:
+        lock = RunDirLock(book.folder)
+        lock.tell(bench.url)
+
+        def said() -> Iterator[str]:
+            yield "Hello."
+            assert bench.send("notes", {"text": "Answer in French."}).status_code == 200
+            yield from ("How are you?", "/undo", "/undo", "Good morning.")
+
+        monkeypatch.setattr("openclaw_rl.cli.chat.lines", said)
+        assert main(["chat", "--run-dir", str(book.folder)]) == 0
+        lock.close()
+    assert book.ledger.read(of_owner) == []
+    assert [m["content"] for m in book.read(3).messages] == ["Hello.", "hello world", "Good morning."]
 
 
 def test_an_exchange_is_taken_back(bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,13 @@ It is a client like any other: the server learns from what is said next, as it d
 
 import argparse
 import contextlib
+import os
+import shlex
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -24,7 +29,8 @@ PROMPT = "you: "
 COMMANDS = {
     "/good": "rate the last answer as good; words after it say why",
     "/bad": "rate the last answer as bad; words after it say why",
-    "/undo": "take your last message and its answer out of the conversation",
+    "/edit": "write the last answer as you want it: after the command, in $EDITOR, or line by line",
+    "/undo": "take back the note that was just written, else your last message and its answer",
     "/new": "start a new conversation, which is given your notes",
     "/notes": "show what the model is told of your wishes",
     "/help": "show this list",
@@ -71,6 +77,8 @@ class Conversation:
         self._shown_progress = ""
         self._notes: dict[int, str] = {}
         """The user's notes, by their number."""
+        self._new_notes: list[int] = []
+        """The notes that were announced since the last message."""
 
     def hold(self) -> None:
         self._notes = self._read_notes()
@@ -99,6 +107,8 @@ class Conversation:
                 self._say("\n".join(self._notes.values()) or "There is no note yet: say how you want your answers.")
             case "/undo":
                 self._undo()
+            case "/edit":
+                self._edit(words.strip())
             case "/good" | "/bad":
                 self._rate("up" if command == "/good" else "down", words.strip())
             case "/help":
@@ -108,6 +118,12 @@ class Conversation:
         return True
 
     def _undo(self) -> None:
+        if self._new_notes:
+            for number in self._new_notes:
+                self.client.ask("DELETE", f"/v1/notes/{number}")
+                self._say(f"Taken back: {self._notes.pop(number)}")
+            self._new_notes = []
+            return
         if not self.messages:
             self._say("There is nothing to take back.")
             return
@@ -117,19 +133,49 @@ class Conversation:
         self._rated_id = ""
 
     def _rate(self, thumb: str, words: str) -> None:
-        from openclaw_rl.client import ServerError
-
         if not self._rated_id:
             self._say("There is no complete answer to rate.")
+        elif self._send(lambda: self.client.rate(self._rated_id, thumb, words)):
+            self._say("Recorded.")
+
+    def _edit(self, wanted: str) -> None:
+        """Tell the server which answer was wanted."""
+        if not self._rated_id:
+            self._say("There is no complete answer to edit.")
             return
+        answer = self.messages[-1]["content"]
         try:
-            self.client.rate(self._rated_id, thumb, words)
+            wanted = wanted or (in_editor(answer) if sys.stdin.isatty() else self._typed())
+        except UserError as error:
+            self._say(str(error), style="yellow")
+            return
+        if not wanted or wanted == answer:
+            self._say("Nothing was changed.")
+        elif self._send(lambda: self.client.correct(self._rated_id, wanted)):
+            self._say("Kept as an example, from your next conversation on (/new).")
+
+    def _typed(self) -> str:
+        """Lines that are typed, up to one that is only a full stop."""
+        self._say("Type the answer as you want it, and then a line with only a full stop.")
+        typed = []
+        for line in sys.stdin:
+            if line.strip() == ".":
+                break
+            typed.append(line)
+        return "".join(typed).strip()
+
+    def _send(self, request: Callable[[], None]) -> bool:
+        """Send feedback. False if the server refuses it, which is then shown."""
+        from openclaw_rl.client import ServerError
+
+        try:
+            request()
         except ServerError as error:
             if not error.is_refusal:
                 raise
             self._say(str(error), style="yellow")
-        else:
-            self._say("Recorded.")
+            return False
+        return True
 
     def _exchange(self, text: str) -> None:
         """One message and its answer."""
@@ -138,6 +184,7 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": text}]
         answer = ""
         self._rated_id = ""
+        self._new_notes = []
         writer = WordWriter(self.out, self.out.width if on_terminal() else None)
         try:
             for delta in self.client.chat(messages):
@@ -165,7 +212,8 @@ class Conversation:
         from openclaw_rl.client import ServerError
 
         try:
-            return {note["id"]: note["text"] for note in self.client.ask("GET", "/v1/notes")["data"]}
+            kept = self.client.ask("GET", "/v1/notes")["data"]
+            return {note["id"]: note["text"] for note in kept if note["object"] == "note"}
         except ServerError as error:
             if not error.is_refusal:
                 raise
@@ -176,7 +224,8 @@ class Conversation:
         self._notes = self._read_notes()
         for number, text in self._notes.items():
             if known.get(number) != text:
-                self._say(f"Noted, from your next conversation on (/new): {text}")
+                self._say(f"Noted, from your next conversation on (/new); /undo takes it back: {text}")
+                self._new_notes.append(number)
 
     def _show_progress(self) -> None:
         """Say which policy answers and what the next step still needs, if that has changed."""
@@ -191,6 +240,22 @@ class Conversation:
 
     def _say(self, words: str, style: str = "dim") -> None:
         self.out.print(Text(words, style=style))
+
+
+def in_editor(text: str) -> str:
+    """The text as somebody leaves it in their editor ($VISUAL, $EDITOR, or vi). Raises UserError."""
+    command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "answer.txt"
+        path.write_text(text, "utf-8")
+        try:
+            # A file of the user's own terminal, opened by the program that the user chose.
+            subprocess.run([*shlex.split(command), str(path)], check=True)
+            return path.read_text("utf-8").strip()
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise UserError(
+                f"The editor {command!r} failed: {error}. Set EDITOR, or type /edit and the answer."
+            ) from None
 
 
 def lines() -> Iterator[str]:
