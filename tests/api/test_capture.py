@@ -11,8 +11,8 @@ import pytest
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.engines.base import EngineLimits
-from openclaw_rl.types import Feedback, State
-from support.harness import running, wait_for
+from openclaw_rl.types import Feedback, State, TurnKind
+from support.harness import MODEL, running, wait_for
 from support.recording import Recording
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
@@ -373,6 +373,49 @@ def test_words_that_a_client_keeps_before_its_summary_are_no_feedback_again(benc
     kept = [user("write a poem"), user("Too long.")]
     bench.say("bye", [*kept, summary, user("Perfect, thank you!")], NAMED, tools=TOOLS)
     assert next_states(bench) == [["Too long."], ["Perfect, thank you!"], None]
+
+
+@pytest.mark.parametrize("said_before", ["a joke", "a joke " * 400], ids=["short", "long"])
+def test_what_claude_code_joins_with_a_persons_words_is_not_theirs(bench: Recording, said_before: str) -> None:
+    """It asks for a summary in the message of the last words, and sends the summary in that of the next ones."""
+    start = "This session is being continued from a previous conversation that ran out of context."
+    caveat = "<local-command-caveat>The command below was run directly.</local-command-caveat>\n"
+    task = "Answer with text only.\n\nYour task is to create a detailed summary of the conversation so far.\n"
+
+    def ask(*texts: str) -> None:
+        blocks = [{"type": "text", "text": text} for text in texts]
+        body = {"model": MODEL, "max_tokens": 400, "messages": [{"role": "user", "content": blocks}]}
+        tool = {"name": "look", "input_schema": {"type": "object"}}
+        bench.anthropic.messages.create(**body, tools=[tool], extra_headers={"X-Claude-Code-Session-Id": "s"})
+
+    ask("<system-reminder>\nx\n</system-reminder>\n", said_before)
+    ask("<system-reminder>\nx\n</system-reminder>\n", f"{said_before}\n", task)
+    ask("<system-reminder>\ny\n</system-reminder>\n", f"{start}\nSummary: a joke\n", caveat, "Too long. Shorter please.")
+    assert [(turn.kind, turn.kind_reason) for turn in bench.turns()] == [
+        (TurnKind.MAIN, "chat"),
+        (TurnKind.SIDE, "compaction"),
+        (TurnKind.MAIN, "chat"),
+    ]
+    assert next_states(bench) == [["Too long. Shorter please."], None, None]
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        ('"Too long. Say \\"blue\\" only."', 'Too long. Say "blue" only.'),
+        ('"Too long.\n\nShorter, please."', "Too long.\n\nShorter, please."),
+        ("“Too long.”", "Too long."),
+        ('"Too" long or "short"', '"Too" long or "short"'),
+        ("ok", "ok"),
+        ('"', '"'),
+    ],
+)
+def test_quotes_that_opencode_puts_around_words_are_not_the_persons(bench: Recording, sent: str, words: str) -> None:
+    agent = {"x-session-id": "ses_1", "user-agent": "opencode/1.18.18 ai-sdk/provider-utils/4.0.23 runtime/bun/1.3.14"}
+    for session in (agent, {"x-session-id": "s"}):
+        answer = bench.say("hello", [user("hi")], session, tools=TOOLS)
+        bench.say("blue", [user("hi"), answer, user(sent)], session, tools=TOOLS)
+    assert next_states(bench) == [[words], None, [sent], None]
 
 
 def test_one_name_for_unrelated_conversations_does_not_mix_their_feedback(bench: Recording) -> None:

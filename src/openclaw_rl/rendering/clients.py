@@ -104,6 +104,10 @@ CLOSING_TAGS = tuple(f"</{name}>" for name in (REMINDER, *CONTEXTS))
 INSTRUCTIONS_HEADING = "# AGENTS.md instructions"
 #: How many blocks are looked for on each side.
 MAX_BLOCKS = 32
+#: How opencode names itself in the header User-Agent.
+OPENCODE = "opencode/"
+#: A message of `opencode run`, which puts a backslash before the quotes in it.
+QUOTED = re.compile(r'"((?:[^"]|(?<=\\)")*)"|“([^“”]*)”')
 
 
 def user_words(text: str) -> str:
@@ -177,6 +181,12 @@ def message_words(message: Mapping[str, Any]) -> str:
     """A message's text; of a user's message, only what a person wrote."""
     text = content_text(message.get("content"))
     return user_words(text) if message["role"] == "user" else text
+
+
+def without_quotes(words: str) -> str:
+    """What a person said with `opencode run "…"`, which sends the quotes too. Quotes around a part stay."""
+    quoted = QUOTED.fullmatch(words.strip())
+    return (quoted[1] or quoted[2] or "").replace('\\"', '"') if quoted else words
 
 
 def words_between(text: str) -> tuple[int, int]:

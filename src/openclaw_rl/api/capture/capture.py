@@ -17,7 +17,15 @@ from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import find_ancestor, last_waiting, load_turn, main_turn, set_next_state
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, content_text
-from openclaw_rl.rendering.clients import SUMMARY, client_purpose, is_passing, message_words, user_words
+from openclaw_rl.rendering.clients import (
+    OPENCODE,
+    SUMMARY,
+    client_purpose,
+    is_passing,
+    message_words,
+    user_words,
+    without_quotes,
+)
 from openclaw_rl.types import SessionKey, StoredTurn
 
 log = logging.getLogger(__name__)
@@ -114,7 +122,10 @@ class Capture:
     def _react(self, turn: OpenTurn) -> None:
         """Make the request the next state of the turn that it reacts to. The request does not wait for that."""
         if turn.is_chat and (reaction := find_reaction(turn)):
-            self.ledger.submit(set_next_state, *reaction).add_done_callback(report_failure)
+            number, said = reaction
+            if turn.incoming.headers.get("user-agent", "").startswith(OPENCODE):
+                said = [m if m["role"] == "tool" else m | {"content": without_quotes(m["content"])} for m in said]
+            self.ledger.submit(set_next_state, number, said).add_done_callback(report_failure)
 
 
 def is_recorded(incoming: IncomingRequest) -> bool:

@@ -19,6 +19,7 @@ from openclaw_rl.api.wires.base import (
     refuse_fields,
     same_fields,
 )
+from openclaw_rl.rendering.clients import CONTEXT, client_purpose
 
 #: Anthropic's names of the chat fields that can be at fault.
 NAMES: Mapping[str, str] = {
@@ -216,18 +217,24 @@ def assistant_message(blocks: list[ContentBlock]) -> dict[str, Any]:
 
 
 def user_messages(role: str, blocks: list[ContentBlock]) -> Iterator[dict[str, Any]]:
-    """Results of tools as messages of their own, the texts between them as one message each."""
+    """Results of tools, and what the client wrote by itself, as messages of their own; other texts between them as one.
+
+    Claude Code puts its summary of the conversation, or its request for one, into the message of a person's words.
+    """
     texts: list[str] = []
     for block in blocks:
-        if isinstance(block, MessagesToolResult):
-            if texts:
-                yield {"role": role, "content": "\n".join(texts)}
-                texts = []
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
-        elif isinstance(block, MessagesText):
-            texts.append(block.text)
-        else:
+        if not isinstance(block, MessagesText | MessagesToolResult):
             raise ApiError(400, f"A {role}'s message cannot contain {block.type} blocks.", param="messages")
+        is_alone = isinstance(block, MessagesToolResult) or client_purpose(block.text) not in (None, CONTEXT)
+        if texts and is_alone:
+            yield {"role": role, "content": "\n".join(texts)}
+            texts = []
+        if isinstance(block, MessagesToolResult):
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
+        elif is_alone:
+            yield {"role": role, "content": block.text}
+        else:
+            texts.append(block.text)
     if texts:
         yield {"role": role, "content": "\n".join(texts)}
 
