@@ -390,7 +390,9 @@ def test_what_claude_code_joins_with_a_persons_words_is_not_theirs(bench: Record
 
     ask("<system-reminder>\nx\n</system-reminder>\n", said_before)
     ask("<system-reminder>\nx\n</system-reminder>\n", f"{said_before}\n", task)
-    ask("<system-reminder>\ny\n</system-reminder>\n", f"{start}\nSummary: a joke\n", caveat, "Too long. Shorter please.")
+    ask(
+        "<system-reminder>\ny\n</system-reminder>\n", f"{start}\nSummary: a joke\n", caveat, "Too long. Shorter please."
+    )
     assert [(turn.kind, turn.kind_reason) for turn in bench.turns()] == [
         (TurnKind.MAIN, "chat"),
         (TurnKind.SIDE, "compaction"),

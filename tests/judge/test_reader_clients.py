@@ -188,3 +188,46 @@ def test_commands_of_a_real_client(call: str, result: str, kind: ReplyKind) -> N
 )
 def test_an_exclamation_before_praise_is_no_mockery(said: str) -> None:
     assert read(said).kind is ReplyKind.ACKNOWLEDGEMENT
+
+
+DETAILS = (
+    "City\npeople\n  Input should be a valid integer [type=int_type, input_value='many', input_type=str]\n"
+    "    For further information visit https://errors.pydantic.dev/2.14/v/int_type"
+)
+LISTED = '[{"type":"int_parsing","loc":["people"],"msg":"Input should be a valid integer","input":"many"}]'
+FENCED = f"1 validation error:\n```json\n{LISTED}\n```\n\nFix the errors and try again."
+FEEDBACK = "Your previous response failed the application's validation (this is automated feedback, not a message from "
+CALL = '<tool_call>\n{"name": "City", "arguments": {"name": "Paris", "people": "many"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"Correct your JSON ONLY RESPONSE, based on the following errors:\n1 validation error for {DETAILS}",
+        f"Validation Error found:\n2 validation errors for {DETAILS}\nRecall the function correctly, fix the errors",
+        FENCED,
+        f"{FEEDBACK}the user):\n<validation_errors>\n{LISTED}\n</validation_errors>",
+        f"1 validation error for {DETAILS}",
+    ],
+    ids=["Instructor", "Instructor, tools", "pydantic-ai 2.38", "pydantic-ai 2.66", "pasted"],
+)
+def test_an_answer_that_a_library_refuses_is_rejected(said: str) -> None:
+    assert read(said, "Which city?", '{"name": "Paris", "people": "many"}').kind is ReplyKind.REJECTION
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        f"Validation Error found:\n1 validation error for {DETAILS}\nRecall the function correctly, fix the errors",
+        FENCED,
+        f'{{"error":{LISTED}}}',
+    ],
+    ids=["Instructor", "pydantic-ai 2.38", "pydantic-ai 2.66"],
+)
+def test_a_call_that_a_library_refuses_has_failed(result: str) -> None:
+    assert read_reply("Which city?", CALL, tool(result)).kind is ReplyKind.TOOL_ERROR
+
+
+def test_a_question_about_a_validation_error_is_no_verdict() -> None:
+    said = f"What does this mean?\n1 validation error for {DETAILS}"
+    assert read(said, "Write a model of a city.", "class City: ...").kind is ReplyKind.UNCLEAR

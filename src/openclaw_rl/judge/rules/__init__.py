@@ -5,6 +5,7 @@ Phrases are compiled at their first use, which takes seconds. On an event loop, 
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,11 @@ from openclaw_rl.rendering.chat import content_text
 
 __all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "read_wishes", "ready", "split_wanted"]
 
+#: How libraries that want typed answers (Instructor, pydantic-ai) say that one does not fit.
+RE_ASK = re.compile(
+    r"Correct your JSON ONLY RESPONSE, based on the following errors:|Validation Errors? found:\s"
+    r"|\d+ validation errors?:\s+```json|Your previous response failed the application's validation\b"
+)
 _compiling = threading.Lock()
 _compiled = threading.Event()
 
@@ -32,6 +38,8 @@ def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, An
         message = "\n".join(said)
         if split_wanted(message)[1]:
             return Reading(ReplyKind.CORRECTION)
+        if RE_ASK.match(message):
+            return Reading(ReplyKind.REJECTION)
         reading = read_user(request, response, message)
         unclear = reading.kind is ReplyKind.UNCLEAR
         return read_wish_as_complaint(message, request, response) if unclear else reading

@@ -57,7 +57,7 @@ from openclaw_rl.judge.rules.text import (
 ERROR_OUTPUT = re.compile(
     r"^(?:traceback \(most recent call last\):|(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
     r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: "
-    r"|(?:[\w./-]+: ){0,3}command not found\b)",
+    r"|(?:[\w./-]+: ){0,3}command not found\b|\d+ validation errors? for \S)",
     re.I | re.M,
 )
 _MOST_REFUSALS = 3
