@@ -231,3 +231,16 @@ def test_a_call_that_a_library_refuses_has_failed(result: str) -> None:
 def test_a_question_about_a_validation_error_is_no_verdict() -> None:
     said = f"What does this mean?\n1 validation error for {DETAILS}"
     assert read(said, "Write a model of a city.", "class City: ...").kind is ReplyKind.UNCLEAR
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("It should say: the sea is calm.", ReplyKind.CORRECTION),
+        ("No, that's wrong. It should say: the sea is calm.", ReplyKind.CORRECTION),
+        ("Great, thanks! Write one about rain, like this: the rain is cold.", ReplyKind.MOVING_ON),
+        ("Write another one about the rain. Like this: the rain is cold.", ReplyKind.UNCLEAR),
+    ],
+)
+def test_a_text_after_a_request_is_no_better_answer(said: str, kind: ReplyKind) -> None:
+    assert read(said).kind is kind

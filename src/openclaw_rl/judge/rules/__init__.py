@@ -13,7 +13,7 @@ from typing import Any
 from openclaw_rl.judge.rules.hints import all_form_rules, instruct
 from openclaw_rl.judge.rules.phrases import all_languages
 from openclaw_rl.judge.rules.tool_results import read_tool_results
-from openclaw_rl.judge.rules.verdict import Reading, ReplyKind, read_user
+from openclaw_rl.judge.rules.verdict import NEGATIVE, Reading, ReplyKind, read_user
 from openclaw_rl.judge.rules.wishes import all_grammars, read_wish_as_complaint, read_wishes, split_wanted
 from openclaw_rl.rendering.chat import content_text
 
@@ -36,13 +36,16 @@ def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, An
     said = [text for text in texts(next_state, "user") if text.strip()]
     if said:
         message = "\n".join(said)
-        if split_wanted(message)[1]:
-            return Reading(ReplyKind.CORRECTION)
         if RE_ASK.match(message):
             return Reading(ReplyKind.REJECTION)
         reading = read_user(request, response, message)
-        unclear = reading.kind is ReplyKind.UNCLEAR
-        return read_wish_as_complaint(message, request, response) if unclear else reading
+        if reading.kind is not ReplyKind.UNCLEAR:
+            return reading
+        before, wanted = split_wanted(message)
+        # After a complaint it is a better answer; after other words it may be material.
+        if wanted and read_user(request, response, before).kind in NEGATIVE:
+            return Reading(ReplyKind.CORRECTION)
+        return read_wish_as_complaint(message, request, response)
     results = texts(next_state, "tool", "function")
     return Reading(read_tool_results(request, response, results) if results else ReplyKind.UNCLEAR)
 

@@ -85,7 +85,7 @@ class Reading:
 
 
 _UNCLEAR = Reading(ReplyKind.UNCLEAR)
-_NEGATIVE = frozenset({ReplyKind.CORRECTION, ReplyKind.REJECTION, ReplyKind.CHANGE_REQUEST})
+NEGATIVE = frozenset({ReplyKind.CORRECTION, ReplyKind.REJECTION, ReplyKind.CHANGE_REQUEST})
 _VERDICTS = ("rejection", "correction", "moving_on", "praise", "thanks")
 _VERDICTS_BUT_NEXT = ("rejection", "correction", "reminder", "praise", "thanks", "contrast")
 _COMPLAINTS = ("rejection", "reminder", "contrast", "sarcasm", "doubt", "harm", "loss")
@@ -270,7 +270,7 @@ def is_about_response(kind: ReplyKind, message: Message, turn: TurnTexts) -> boo
         return True
     text = message.normalised
     reacts = message.has("praise", "contrast")
-    if kind not in _NEGATIVE:
+    if kind not in NEGATIVE:
         return True
     if _MATERIAL.search(text) and not reacts:
         return False
