@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
-from openclaw_rl.cli import main
+from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config.general import PRESETS
 from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_list, shown_default
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
@@ -426,9 +426,22 @@ class TestDerived:
         assert configured(backend="local").backend == "local"
         assert shown(load({}, {}), "--backend") == ("tinker", "default, resolved")
 
-    @pytest.mark.parametrize("variable", ["TINKER_BASE_URL", "TINKER_HOST"])
+    @pytest.mark.parametrize("variable", ["TINKER_BASE_URL", "TINKER_HOST", "TINKER_ENDPOINT"])
     def test_auto_is_tinker_when_there_is_a_server_of_ones_own(self, variable: str) -> None:
         assert configured({variable: "http://localhost:1"}).backend == "tinker"
+
+    @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+    def test_a_backend_that_only_samples_is_the_sampler(self, engine: str) -> None:
+        loaded = load({"backend": engine}, {})
+        assert shown(loaded, "--sampler") == (engine, "flag")
+        assert shown(loaded, "--backend") == ("local", "default, resolved")
+        with pytest.raises(ConfigError, match="--backend"):
+            load({"backend": engine, "sampler": "local"}, {})
+
+    def test_flags_as_other_servers_have_them(self) -> None:
+        options = build_parser().parse_args(["serve", "--model-path", "m", "--port", "8000", "--host", "127.0.0.1"])
+        assert (options.model_name, options.proxy_port, options.proxy_host) == ("m", "8000", "127.0.0.1")
+        assert build_parser().parse_args(["eval", "--model-path", "m"]).model_path == "m"
 
     def test_choices_may_be_written_in_capitals(self) -> None:
         assert configured({"LOG_LEVEL": "INFO", "METHOD": "RL"}).method.method == "rl"

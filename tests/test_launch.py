@@ -106,9 +106,18 @@ def test_the_script_of_the_documents_resolves_to_what_they_say() -> None:
 
 
 def test_episodes_and_evaluations_are_launched_for_real_too() -> None:
-    done = launch(TERMINAL, "--tasks", "3", ENV_TYPE="terminal", MAX_STEPS="20", PARALLEL_ENVS="32")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "openclaw-rl rollout --own-server --env terminal --max-turns 20 --tasks 3\n"
+    done = launch(TERMINAL, "--tasks", "3", ENV_TYPE="terminal", MAX_STEPS="20", PARALLEL_ENVS="32", BATCH_SIZE="5")
+    assert done.returncode == 0, done.stderr
+    values = resolved(done.stdout)
+    assert (values["--env"], values["--tasks"], values["--max-turns"], values["--parallel"]) == (
+        "terminal",
+        "3",
+        "20",
+        "32",
+    )
+    # The options of the server that it starts are shown too.
+    assert (values["--batch-size"], values["--judge"]) == ("5", "feedback")
+    assert done.stderr == "openclaw-rl rollout --own-server --env terminal --max-turns 20 --tasks 3 -- --batch-size 5\n"
     done = launch("run_eval", "--eval-tasks", "coding")
     assert (done.returncode, done.stderr) == (0, "openclaw-rl eval --eval-tasks coding\n")
 
@@ -154,8 +163,8 @@ def test_flags_win_over_variables_and_those_over_the_script() -> None:
         TOPK, "--run-dir", "flag", "--backend", "vllm", SAVE_CKPT="variable", MEM_FRACTION_STATIC="0.7"
     )
     shown = options(command)
-    assert (shown["--run-dir"], shown["--sampler"]) == ("flag", "vllm")
-    assert (shown["--vllm-args=--gpu-memory-utilization 0.7"], "--backend" in shown) == ("", False)
+    assert (shown["--run-dir"], shown["--backend"]) == ("flag", "vllm")
+    assert shown["--vllm-args=--gpu-memory-utilization 0.7"] == ""
     # The program reads these itself, so the script must not set them.
     (command,) = commands(TOPK, LORA_RANK="8", RUN_DIR="mine")
     assert not {"--lora-rank", "--run-dir"} & set(command)
@@ -277,6 +286,10 @@ def test_keys_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (TOPK, ("--bacth-size", "1"), {}, "did you mean --batch-size?"),
         (SEVEN_B, (), {}, "MODEL_PATH is not set"),
         (TERMINAL, (), {"ENV_TYPE": "swe"}, "use run_swe_rl.sh, or unset it"),
+        ("run_toolcall_rl", (), {"TOOLS_CONFIG": "/nowhere.json"}, "there is no file /nowhere.json"),
+        ("run_swe_rl", (), {"SWE_BENCH_PATH": "/nowhere"}, "/nowhere"),
+        ("run_gui_rl", (), {"SCREENSHOT_BACKEND": "selenium"}, "SCREENSHOT_BACKEND=selenium is not supported"),
+        (TERMINAL, ("--model-name", "/nowhere/model"), {}, "/nowhere/model"),
         ("run_ray", (), {}, "run_ray.sh needs the name of the server to run as its first argument"),
         ("run_nothing", (), {}, "There is no script run_nothing: use one of run_qwen3_4b"),
     ],

@@ -91,6 +91,11 @@ BAD_LINES: list[tuple[bytes, str]] = [
     (b'{"session_id": "x", "turns": [{"prompt": "caf\xe9", "response": "b"}]}', "Invalid JSON"),
     (b'{"session_id": "x", "turns": [{"prompt": "\\ud800", "response": "b"}]}', "Invalid JSON"),
     (b"\xff\xfe", "Invalid JSON"),
+    (b'{"messages": []}', "no message is the assistant's"),
+    (b'{"messages": [{"role": "user", "content": "a"}]}', "no message is the assistant's"),
+    (b'{"messages": [{"role": "robot", "content": "a"}]}', "messages.0.role"),
+    (b'{"messages": [{"role": "user", "content": 7}]}', "messages.0.content"),
+    (b'{"messages": "hello"}', "messages"),
     *(
         (json.dumps({"session_id": "x", "turns": [TURN], "episode": episode}).encode(), what)
         for episode, what in (
@@ -115,6 +120,45 @@ def test_a_bad_line_is_named_and_the_good_ones_go_in(run: Run, bad: bytes, what:
     assert what in complaints[0]
     assert said == "2 turns imported, 1 line refused"
     assert [turn.session.id for turn in run.turns()] == ["a", "b"]
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is the fox?"},
+    {"role": "assistant", "content": "Quick."},
+    {"role": "user", "content": [{"type": "text", "text": "Look again."}]},
+    {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]},
+    {"role": "tool", "tool_call_id": "a1", "content": "brown"},
+    {"role": "assistant", "content": "Brown.", "weight": 0},
+    {"role": "user", "content": "thanks"},
+]
+
+
+def test_conversations_as_other_programs_write_them_go_in(run: Run, renderer: ChatRenderer) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    lines = "\n".join(
+        map(json.dumps, ({"messages": CHAT, "tools": tools}, {"messages": CHAT[:3], "session_id": "mine"}))
+    )
+    assert run.imports(lines) == (0, "4 turns imported, 0 lines refused", [])
+    first, called, last, alone = run.turns()
+    assert [message["role"] for message in called.messages] == ["tools", "system", "user", "assistant", "user"]
+    assert list(called.prompt_ids) == renderer.prompt(renderer.text(CHAT[:4], tools)).ids
+    assert [turn.message.get("content") for turn in (first, last)] == ["Quick.", "Brown."]
+    assert called.message["tool_calls"][0]["function"]["name"] == "look"
+    assert "look" in renderer.tokenizer.backend.decode(list(called.response_ids))
+    came = [[message["role"] for message in turn.next_state or []] for turn in (first, called, last, alone)]
+    assert came == [["user"], ["tool"], ["user"], []]
+    assert [turn.state for turn in (first, called, last, alone)] == [State.CAPTURED] * 2 + [State.DROPPED] * 2
+    assert alone.session.id == "mine"
+    assert run.imports(lines)[1] == "0 turns imported, 4 were there already, 0 lines refused"
+
+
+def test_the_first_line_in_an_unknown_form_shows_the_forms(run: Run) -> None:
+    _code, _said, complaints = run.imports('{"conversations": [{"from": "human"}]}\n{"text": "a"}\n')
+    assert len(complaints) == 2
+    assert '{"messages": [{"role": "user"' in complaints[0]
+    assert '"turns": [{"prompt"' in complaints[0]
+    assert "A line is" not in complaints[1]
 
 
 def test_every_bad_line_is_named(run: Run) -> None:

@@ -60,6 +60,17 @@ def test_a_stream_is_the_same_answer_in_pieces(bench: Recording) -> None:
     assert [item.id for item in done] == [item.id for item in streamed.output]
 
 
+def test_input_tokens_are_counted_and_nothing_is_sampled_or_recorded(bench: Recording) -> None:
+    first = bench.client.responses.create(model=MODEL, input="hello", tools=TOOLS)
+    ask = {"model": MODEL, "input": "and then?", "previous_response_id": first.id, "tools": TOOLS}
+    counted = bench.client.responses.input_tokens.count(**ask)
+    assert counted.object == "response.input_tokens"
+    assert (len(bench.sampler.requests), len(bench.turns())) == (1, 1)
+    assert counted.input_tokens == bench.client.responses.create(**ask).usage.input_tokens
+    assert bench.send("responses/input_tokens", {"model": "other", "input": "a"}).status_code == 404
+    assert bench.send("responses/input_tokens", {"input": 7}).status_code == 400
+
+
 def plain(response: openai.types.responses.Response) -> list:
     """The items without their ids, which differ from answer to answer."""
     return [

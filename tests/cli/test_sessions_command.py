@@ -54,6 +54,15 @@ def test_in_a_terminal_of_80_columns_ids_are_whole(
         assert re.match(r"what is .*…", row[-1])
 
 
+def test_a_session_is_about_a_persons_words_and_not_the_clients(book: Book, program: Program) -> None:
+    context = {"role": "user", "content": "<environment_context>\n  <cwd>/home/me</cwd>\n</environment_context>"}
+    book.capture(a_turn("codex", messages=[context, {"role": "user", "content": "Fix the bug."}]))
+    book.capture(a_turn("alone", messages=[context]))
+    told = {row[0]: row[-1] for row in rows(program("sessions")[1])}
+    assert told["codex"] == "Fix the bug."
+    assert told["alone"].startswith("<environment_context>")
+
+
 def test_an_id_that_is_wider_than_the_terminal_is_whole(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

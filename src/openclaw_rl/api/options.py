@@ -49,8 +49,10 @@ class ServerOptions(Section):
     """Where the server listens, who may use it, and what it accepts."""
 
     heading = "Server"
-    proxy_host: str | None = option(None, "Address to listen on.", shown="0.0.0.0 with an API key, else 127.0.0.1")
-    proxy_port: int = option(30000, "Port to listen on.", ge=0, le=65535)
+    proxy_host: str | None = option(
+        None, "Address to listen on.", flags=("--host",), shown="0.0.0.0 with an API key, else 127.0.0.1"
+    )
+    proxy_port: int = option(30000, "Port to listen on.", flags=("--port",), ge=0, le=65535)
     served_model_name: str | None = option(
         None,
         "The model's name in the API.",

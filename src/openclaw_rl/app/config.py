@@ -27,7 +27,7 @@ from openclaw_rl.config.options import (
 from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
-from openclaw_rl.engines.registry import default_backend, engine_sections
+from openclaw_rl.engines.registry import SAMPLERS, backends, default_backend, engine_sections
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints
@@ -304,6 +304,14 @@ class Loaded:
         return rows
 
 
+def name_sampler(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Elsewhere, --backend names the engine that samples: take it as --sampler, unless that is another one."""
+    engine = values.get("backend")
+    if engine in SAMPLERS and engine not in backends() and values.get("sampler", engine) in ("auto", engine):
+        values["sampler"] = values.pop("backend")
+        origins |= {"sampler": origins["backend"], "backend": "default"}
+
+
 def shown(value: Any) -> str:
     """A value in the words of the docs, without the passwords of its URLs."""
     if isinstance(value, bool):
@@ -321,6 +329,7 @@ def load(
     in_file = read_file(file, FIELDS) if file else {}
     wanted = {name: value for name, value in in_file.items() if only(name)}
     values, origins = read(FIELDS, flags, os.environ if environment is None else environment, wanted, file)
+    name_sampler(values, origins)
     origins |= dict.fromkeys(with_preset(values).keys() - values.keys(), f"preset {values.get('preset')}")
     try:
         return Loaded(Config.of(**values), origins)

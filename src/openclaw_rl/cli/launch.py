@@ -69,8 +69,8 @@ def run_command(program: Parser, command: list[str]) -> int:
 
 def check(program: Parser, command: list[str]) -> int:
     """Check a command without running it; its exit status."""
-    if command[0] in ("serve", "train"):
-        return run_command(program, [*command, "--dry-run"])
+    if command[0] != "eval":
+        return run_command(program, [command[0], "--dry-run", *command[1:]])
     program.parse_args(command)
     return 0
 

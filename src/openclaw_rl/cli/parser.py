@@ -79,7 +79,10 @@ def add_command(
     defaults: Mapping[str, str] | None = None,
 ) -> Parser:
     """Add a command that takes --config and some of the server's options, with `defaults` as for `add_flags`."""
-    parser: Parser = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
+    # A flag of the command's own may be another name of an option.
+    parser: Parser = commands.add_parser(
+        name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.", conflict_handler="resolve"
+    )
     add_config_flag(parser)
     add_flags(parser, FIELDS, only=options, defaults=defaults)
     parser.set_defaults(run=run)

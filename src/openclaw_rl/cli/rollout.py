@@ -1,18 +1,26 @@
 """`openclaw-rl rollout`: run episodes of an environment, which reward whole runs of an agent."""
 
 import argparse
+import asyncio
 import json
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
-from openclaw_rl.app.config import Config
+from openclaw_rl.app.config import Config, shown
 from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets, user_key
-from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read
+from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read, shown_default
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
+from openclaw_rl.terminal import console
 
 if TYPE_CHECKING:
     from openclaw_rl.envs.rollout import Target
@@ -42,6 +50,11 @@ def add(commands: Any) -> None:
         "--measure", type=positive, default=0, metavar="N", help="also attempt N held-out tasks, before and after"
     )
     parser.add_argument("--json", type=Path, metavar="OUT.jsonl", help="also append a line with all numbers to a file")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check options, files and the environment, show all that is read, and exit",
+    )
     parser.add_argument("server", nargs="*", metavar="-- OPTIONS", help="further options for a server that it starts")
 
 
@@ -50,11 +63,40 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.envs.rollout import rollout
 
     config = load_options(options).config
-    driver = driver_options(options)
+    driver, origins = driver_options(options)
     settings = {**dict(map(setting, options.env_arg)), **environment_settings(driver)}
     # First, because it fails at once if something is wrong with it.
     source = make_source(driver, settings, measures=bool(options.measure))
-    return rollout(source, driver, target(config, options), config.run.seed, options.measure, options.json)
+    server = target(config, options)
+    if not options.dry_run:
+        return rollout(source, driver, server, config.run.seed, options.measure, options.json)
+    asyncio.run(source.close())
+    show(driver, origins, settings, source.about)
+    if server.url:
+        console().print(f"The server at {server.facts['url']} would answer.", soft_wrap=True)
+        return 0
+    started = options.program.parse_args(["serve", "--dry-run", *server.arguments])
+    return int(started.run(started))
+
+
+def show(driver: DriverOptions, origins: Mapping[str, str], settings: Mapping[str, Any], about: str) -> None:
+    """Print all that the driver and its environment read, with the origin of each value."""
+    from openclaw_rl.cli.launchers.variables import READ_BY_ENVIRONMENTS
+
+    table = Table("option", "value", "from", title="Episodes", title_justify="left")
+    for name, field in FIELDS.items():
+        value = getattr(driver, name)
+        table.add_row(flag(name), shown_default(field) if value == field.default else shown(value), origins[name])
+    for name, value in settings.items():
+        if name not in FIELDS:
+            table.add_row(f"--env-arg {name}", escape(str(value)), "flag")
+    for variable, (script, _meaning) in READ_BY_ENVIRONMENTS.items():
+        if script == f"run_{driver.env}_rl":
+            table.add_row(variable, escape(os.environ.get(variable, "")), f"environment {variable}")
+    out = console() if sys.stdout.isatty() else Console(width=200)
+    out.print(table)
+    if about:
+        out.print(Text(f"{driver.env}: {about}"), soft_wrap=True)
 
 
 def environment_settings(driver: DriverOptions) -> dict[str, Any]:
@@ -74,12 +116,12 @@ def setting(given: str) -> tuple[str, Any]:
         return name.replace("-", "_"), text
 
 
-def driver_options(options: argparse.Namespace) -> DriverOptions:
-    """The driver's own options, from flags and the environment. Raises ConfigError."""
+def driver_options(options: argparse.Namespace) -> tuple[DriverOptions, dict[str, str]]:
+    """The driver's own options, from flags and the environment, and the origin of each. Raises ConfigError."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     values, origins = read(FIELDS, flags, os.environ, {}, None)
     try:
-        return DriverOptions(**values)
+        return DriverOptions(**values), origins
     except ValidationError as error:
         raise problem(error, FIELDS, origins) from None
 
@@ -105,11 +147,14 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
         return Target(url, user_key(config), facts={"url": url_without_account(url)})
     method = config.method.method if "method" in config.given() else METHOD
     machine = machine_of(config)
-    machine.fetch_model()
+    run_dir = config.run.folder if "run_dir" in config.given() else DEFAULT_RUN_DIR
+    if not options.dry_run:
+        machine.fetch_model()
+        run_dir = run_dir if "run_dir" in config.given() else new_folder(DEFAULT_RUN_DIR)
     named = ("--model-name", machine.model_name) if machine.model_name else ()
     fixed = ("--method", method, "--seed", str(machine.seed))
     return Target(
-        run_dir=config.run.folder if "run_dir" in config.given() else new_folder(DEFAULT_RUN_DIR),
+        run_dir=run_dir,
         flags=(*machine.flags, *SERVER_FLAGS, *fixed, *named, *options.server),
         facts={
             "method": method,

@@ -129,9 +129,12 @@ def column_width(name: str, cells: Sequence[str]) -> int:
 
 
 def about(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The first words of the user, on one line."""
-    texts = (shown_text(message) for message in messages if message["role"] == "user")
-    return " ".join(next(filter(None, texts), "").split())
+    """The first words of the user, on one line; without any, the client's."""
+    from openclaw_rl.rendering.clients import message_words
+
+    asked = [message for message in messages if message["role"] == "user"]
+    texts = (*map(message_words, asked), *map(shown_text, asked))
+    return " ".join(next((text for text in texts if text.strip()), "").split())
 
 
 def shown_text(message: Mapping[str, Any]) -> str:

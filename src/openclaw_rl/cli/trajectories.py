@@ -13,7 +13,7 @@ from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, printable, progress
 
-IMPORT_DOC = "read sessions from a trajectories file"
+IMPORT_DOC = "read sessions from a file of trajectories or conversations"
 
 
 def add(commands: Any) -> None:
@@ -63,7 +63,9 @@ def writable(path: Path) -> Iterator[TextIO]:
 
 def add_import(commands: Any) -> None:
     parser = add_command(commands, "import", IMPORT_DOC, run_import, (*RUN_OPTIONS, "model_name", "cache_dir"))
-    parser.add_argument("file", type=Path, metavar="IN.jsonl", help="one session per line, as export writes it")
+    parser.add_argument(
+        "file", type=Path, metavar="IN.jsonl", help='one session per line, as export writes it or as {"messages": […]}'
+    )
 
 
 def run_import(options: argparse.Namespace) -> int:

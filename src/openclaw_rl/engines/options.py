@@ -19,6 +19,7 @@ class ModelOptions(Section):
     model_name: str | None = option(
         None,
         "Policy model: a Hugging Face id, a local folder or a GGUF file.",
+        flags=("--model-path",),
         shown="the embedded SmolLM2-135M-Instruct; on Tinker Qwen/Qwen3-4B-Instruct-2507",
     )
     lora_rank: int = option(32, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)
@@ -59,7 +60,8 @@ class EngineOptions(Section):
     heading = "Engine"
     backend: str = option(
         "auto",
-        "Where the model runs; auto is tinker if TINKER_API_KEY or TINKER_BASE_URL is set, else local.",
+        "Where the model runs; auto is tinker if TINKER_API_KEY or TINKER_BASE_URL is set, else local. vllm and sglang "
+        "mean --sampler.",
         choices=("auto", *backends()),
     )
     sampler: str = option(

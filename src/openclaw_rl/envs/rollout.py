@@ -30,7 +30,7 @@ from openclaw_rl.lab.commands import (
     stoppable,
     write_text,
 )
-from openclaw_rl.lab.server import run_server
+from openclaw_rl.lab.server import run_server, started_with
 
 #: Options of a server that is started for a rollout: it learns from rewards alone, in steps of whole groups, and fast
 #: enough for a small model. Options after `--` come later and override these.
@@ -58,6 +58,11 @@ class Target:
     """Options of the server to start."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the results say about the server: its method, its model."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `serve`, if the server is to be started."""
+        return started_with(self.run_dir, self.flags)
 
     @contextlib.asynccontextmanager
     async def connect(self, console: Console) -> AsyncIterator[PolicyServer]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,11 @@ class RunningServer:
         return state
 
 
+def started_with(run_dir: Path, flags: Sequence[str]) -> list[str]:
+    """The arguments with which `run_server` starts a server."""
+    return ["--run-dir", str(run_dir), "--proxy-port", "0", "--no-environment", "--stop-with-input", *flags]
+
+
 @contextlib.asynccontextmanager
 async def run_server(
     run_dir: Path, *flags: str, start_seconds: float = MAX_START_SECONDS
@@ -53,8 +58,7 @@ async def run_server(
     The flags are its only options: it reads none from the environment. If this process is killed, the server stops too.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    fixed = ("--run-dir", str(run_dir), "--proxy-port", "0", "--no-environment", "--stop-with-input")
-    command = [sys.executable, "-m", "openclaw_rl", "serve", *fixed, *flags]
+    command = [sys.executable, "-m", "openclaw_rl", "serve", *started_with(run_dir, flags)]
     with (run_dir / LOG).open("ab") as log:
         # In a session of its own, so that Ctrl-C does not reach the server: the caller stops it in order.
         process = await start_process(

@@ -1,10 +1,11 @@
 """Turns to and from files: one JSON object per line.
 
 `trajectories` has one session per line, as text only (session_id, turns with type, prompt, response, next_state,
-trainable); people can read and write it. `jsonl` has one turn per line, with everything the ledger has. Only the first
-can be imported: an imported turn has no sampled tokens, so its text is tokenised once, it is marked `imported`, and
-the current policy has to score it before it may be trained on. A session that was an episode has its task, group,
-reward and steps with it, and is rewarded again when it is imported.
+trainable); people can read and write it. `jsonl` has one turn per line, with everything the ledger has. The first can
+be imported, and so can conversations as other programs write them (`messages`): an imported turn has no sampled tokens,
+so its text is tokenised once, it is marked `imported`, and the current policy has to score it before it may be trained
+on. A session that was an episode has its task, group, reward and steps with it, and is rewarded again when it is
+imported.
 """
 
 import codecs
@@ -14,9 +15,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.errors import LedgerError, TooLate
@@ -61,6 +71,23 @@ NOT_REWARDED = "it had no reward when it was exported"
 MIN_GROUP_SIZE = 2
 #: The rewards that the API accepts.
 ImportedReward = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class FileTurn:
+    """One answer in a file: what was asked since the answer before, what was said, and what came next."""
+
+    asked: list[Message]
+    answer: Message
+    next_state: list[Message] | None
+    is_trained: bool
+    correction: str | None = None
+    """What should have been said."""
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Prompt and response, as a trajectory has them."""
+        return text_of([m for m in self.asked if m["role"] in ("user", "tool")]), text_of([self.answer])
 
 
 class TrajectoryTurn(BaseModel):
@@ -111,6 +138,99 @@ class Trajectory(BaseModel):
     session_id: str = Field(min_length=1)
     turns: list[TrajectoryTurn] = Field(min_length=1)
     episode: TrajectoryEpisode | None = None
+
+    @property
+    def file_turns(self) -> list[FileTurn]:
+        return [
+            FileTurn(
+                [{"role": "user", "content": turn.prompt}],
+                {"role": "assistant", "content": turn.response},
+                None if turn.next_state is None else [{"role": "user", "content": turn.next_state}],
+                turn.type == "main" and turn.trainable,
+                turn.correction,
+            )
+            for turn in self.turns
+        ]
+
+
+class FilePart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(BaseModel):
+    name: str
+    arguments: Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else pack_json(given))]
+
+
+class FileCall(BaseModel):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class FileMessage(BaseModel):
+    """A message of OpenAI's chat format. An answer with `weight` 0 is not trained on."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[FilePart] | None = None
+    tool_calls: list[FileCall] | None = None
+    tool_call_id: str | None = None
+    weight: Literal[0, 1] = 1
+
+    @property
+    def message(self) -> Message:
+        return self.model_dump(exclude={"weight"}, exclude_none=True)
+
+
+class FileConversation(BaseModel):
+    """A line as other programs write it: a whole conversation."""
+
+    session_id: str = ""
+    messages: list[FileMessage]
+    tools: list[dict[str, Any]] = []
+    episode: ClassVar[None] = None
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not any(message.role == "assistant" for message in self.messages):
+            raise ValueError("no message is the assistant's")
+        self.session_id = self.session_id or "messages-" + short_hash(self.model_dump_json())
+        return self
+
+    @property
+    def file_turns(self) -> list[FileTurn]:
+        answers = [at for at, message in enumerate(self.messages) if message.role == "assistant"]
+        file_turns = []
+        start = 0
+        for answer, after in zip(answers, [*answers[1:], len(self.messages)], strict=True):
+            asked, came = ([m.message for m in self.messages[a:b]] for a, b in ((start, answer), (answer + 1, after)))
+            tools = [{"role": "tools", "tools": self.tools}] if self.tools and not start else []
+            given = self.messages[answer]
+            file_turns.append(FileTurn([*tools, *asked], given.message, came or None, bool(given.weight)))
+            start = answer + 1
+        return file_turns
+
+
+def kind_of_line(content: Any) -> str:
+    return "messages" if isinstance(content, dict) and "messages" in content else "turns"
+
+
+#: A session of a file, in either form.
+FileSession = Trajectory | FileConversation
+LINE: TypeAdapter[FileSession] = TypeAdapter(
+    Annotated[
+        Annotated[Trajectory, Tag("turns")] | Annotated[FileConversation, Tag("messages")], Discriminator(kind_of_line)
+    ]
+)
+FORMATS = (
+    'A line is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …]} or '
+    '{"session_id": "…", "turns": [{"prompt": "…", "response": "…", "next_state": "…"}, …]}.'
+)
+
+
+def short_hash(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def export_trajectories(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
@@ -203,41 +323,47 @@ class Imported:
 
 
 def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> Imported:
-    """Read a trajectories file into the ledger. Bad lines are reported; good lines are imported all the same."""
+    """Read a file of sessions into the ledger. Bad lines are reported; good lines are imported all the same.
+
+    The first that is not in a known form also shows the forms.
+    """
     result = Imported()
+    forms = f" {FORMATS}"
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
             try:
-                import_session(db, Trajectory.model_validate_json(line), renderer, result)
+                import_session(db, LINE.validate_json(line), renderer, result)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                where = ".".join(str(part) for part in first["loc"])
-                result.errors.append(f"{path}:{number}: {where + ': ' if where else ''}{first['msg']}")
+                where = ".".join(str(part) for part in first["loc"][1:])
+                result.errors.append(f"{path}:{number}: {where + ': ' if where else ''}{first['msg']}.{forms}")
+                forms = ""
             except (ChatError, LedgerError) as error:
                 result.errors.append(f"{path}:{number}: {error}")
     return result
 
 
-def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRenderer, result: Imported) -> None:
+def import_session(db: sqlite3.Connection, session: FileSession, renderer: ChatRenderer, result: Imported) -> None:
     """Import one session as a whole or not at all; one that was exported from this ledger is already there.
 
     A session of which a turn is there already is not made an episode: it would be rewarded twice. Raises LedgerError.
     """
-    if was_recorded_here(db, session):
-        result.known += len(session.turns)
+    file_turns = session.file_turns
+    if was_recorded_here(db, session.session_id, file_turns):
+        result.known += len(file_turns)
         return
-    turns = list(imported_turns(session, renderer))
+    turns = list(imported_turns(session.session_id, file_turns, renderer))
     key, imported = turns[0].session, Imported()
     with transaction(db):
         before: tuple[int, Turn] | None = None
         episode = None if any(number_of(db, turn) is not None for turn in turns) else session.episode
         if episode is not None:
             episodes.begin(db, key, "import", episode.mode)
-        for turn, written in zip(turns, session.turns, strict=True):
-            before = store_imported(db, turn, written, before, imported), turn
+        for turn, file_turn in zip(turns, file_turns, strict=True):
+            before = store_imported(db, turn, file_turn, before, imported), turn
         close_session(db, key)
         if episode is not None and (late := episodes.end(db, key, episode.result(), GROUP_SIZE)):
             raise TooLate(late)
@@ -245,13 +371,13 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
     result.known += imported.known
 
 
-def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
+def was_recorded_here(db: sqlite3.Connection, session_id: str, file_turns: Sequence[FileTurn]) -> bool:
     """Whether this ledger recorded the session itself: the file is then an export of it."""
-    written = {(turn.prompt, turn.response) for turn in session.turns}
-    owner, _, id = session.session_id.rpartition("/")
-    named = [*session_summaries(db, id=session.session_id), *(session_summaries(db, id=id) if owner else ())]
+    written = {file_turn.words for file_turn in file_turns}
+    owner, _, id = session_id.rpartition("/")
+    named = [*session_summaries(db, id=session_id), *(session_summaries(db, id=id) if owner else ())]
     for summary in named:
-        if summary.key.owner != IMPORTED and (summary.key.id == session.session_id or summary.key.owner == owner):
+        if summary.key.owner != IMPORTED and (summary.key.id == session_id or summary.key.owner == owner):
             recorded = (in_words(turn) for turn in load_turns(db, summary.key))
             if written <= {(turn["prompt"], turn["response"]) for turn in recorded}:
                 return True
@@ -261,7 +387,7 @@ def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
 def store_imported(
     db: sqlite3.Connection,
     turn: Turn,
-    written: TrajectoryTurn,
+    written: FileTurn,
     before: tuple[int, Turn] | None,
     result: Imported,
 ) -> int:
@@ -282,8 +408,7 @@ def store_imported(
     state = State.DROPPED if reason else State.CAPTURED
     number = record_turn(db, turn, "import", base, keep, state, reason)
     if written.next_state is not None:
-        came = [{"role": "user", "content": written.next_state}]
-        db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(came), number))
+        db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(written.next_state), number))
     if written.correction and turn.kind is TurnKind.MAIN and episode_state(db, turn.session) is None:
         add_feedback(db, turn.session.owner, turn.completion, 0, Feedback(-1.0, correction=written.correction))
     result.turns += 1
@@ -296,7 +421,7 @@ def number_of(db: sqlite3.Connection, turn: Turn) -> int | None:
     return row and int(row["number"])
 
 
-def why_dropped(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn) -> str:
+def why_dropped(db: sqlite3.Connection, turn: Turn, written: FileTurn) -> str:
     """Why an imported turn is not trained on; empty if it may be."""
     if turn.kind is not TurnKind.MAIN:
         return turn.kind_reason
@@ -306,32 +431,31 @@ def why_dropped(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn) -> 
     return "" if episode is EpisodeState.HELD else EPISODE_ENDED
 
 
-def imported_turns(session: Trajectory, renderer: ChatRenderer) -> Iterator[Turn]:
+def imported_turns(session_id: str, file_turns: Sequence[FileTurn], renderer: ChatRenderer) -> Iterator[Turn]:
     """A session's turns, each with those before it as its history."""
     messages: list[Message] = []
-    for index, written in enumerate(session.turns):
-        messages = [*messages, {"role": "user", "content": written.prompt}]
-        answer = {"role": "assistant", "content": written.response}
+    for index, file_turn in enumerate(file_turns):
+        messages = [*messages, *file_turn.asked]
+        tools = next((message["tools"] for message in messages if message["role"] == "tools"), ())
         request_key = history.keys(IMPORTED, messages).request
-        trained = written.type == "main" and written.trainable
-        name = f"{session.session_id}\0{index}\0{written.prompt}\0{written.response}"
+        prompt, response = file_turn.words
         yield Turn(
-            completion="imported-" + blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
+            completion="imported-" + short_hash(f"{session_id}\0{index}\0{prompt}\0{response}"),
             choice=0,
-            session=SessionKey(IMPORTED, session.session_id),
-            kind=TurnKind.MAIN if trained else TurnKind.SIDE,
-            kind_reason="imported" if trained else "imported as not trainable",
+            session=SessionKey(IMPORTED, session_id),
+            kind=TurnKind.MAIN if file_turn.is_trained else TurnKind.SIDE,
+            kind_reason="imported" if file_turn.is_trained else "imported as not trainable",
             version=BASE_VERSION,
             messages=messages,
-            message=answer,
-            prompt_ids=renderer.prompt(renderer.text(messages)).ids,
-            response_ids=[*renderer.tokenizer.encode_text(written.response), renderer.tokenizer.eos_id],
+            message=file_turn.answer,
+            prompt_ids=renderer.prompt(renderer.text([m for m in messages if m["role"] != "tools"], tools)).ids,
+            response_ids=[*renderer.tokenizer.encode_text(response), renderer.tokenizer.eos_id],
             logprobs=(),
             sampling=SamplingParams(max_tokens=0),
             finish_reason="stop",
             continuation=Continuation.NEW,
             parent=None,
             request_key=request_key,
-            end_key=history.extend(request_key, answer),
+            end_key=history.extend(request_key, file_turn.answer),
         )
-        messages = [*messages, answer]
+        messages = [*messages, file_turn.answer]

@@ -116,24 +116,36 @@ async def messages(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(MessagesRequest))
 async def count_tokens(request: Request) -> dict[str, int]:
     """How many tokens the model would be given, notes included. Nothing is sampled or recorded."""
+    return {"input_tokens": await counted(request, MessagesWire(server_of(request).model))}
+
+
+async def counted(request: Request, wire: Wire) -> int:
+    """How many tokens the prompt of a request has. Raises ApiError."""
     server = server_of(request)
-    wire = MessagesWire(server.model)
     try:
-        incoming = await read(server, request, wire)
-        tokens = await server.service.count(incoming)
+        return await server.service.count(await read(server, request, wire))
     except ApiError as error:
         raise renamed(error, wire.names) from error
-    return {"input_tokens": tokens}
 
 
 @post("/v1/responses", ResponsesRequest)
 async def responses(request: Request) -> Response:
     """Answer input items, either at once or as a stream of server-sent events."""
+    return await answer(request, responses_wire(request))
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
+async def count_input_tokens(request: Request) -> dict[str, Any]:
+    """How many tokens the model would be given, notes included. Nothing is sampled or recorded."""
+    return {"object": "response.input_tokens", "input_tokens": await counted(request, responses_wire(request))}
+
+
+def responses_wire(request: Request) -> ResponsesWire:
     server = server_of(request)
     capture = server.service.capture
-    # `answer` refuses a request without a known key.
+    # Whoever reads the request refuses one without a known key.
     owner = server.keys.known_owner(request) or ""
-    return await answer(request, ResponsesWire(server.model, owner, capture.ledger if capture else None))
+    return ResponsesWire(server.model, owner, capture.ledger if capture else None)
 
 
 @router.get("/v1/responses/{id}")

@@ -15,7 +15,7 @@ from openclaw_rl.cli.parser import Parser, add_config_flag
 from openclaw_rl.cli.rollout import SERVER_OPTIONS
 from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of, read
 from openclaw_rl.engines.factory import sampler_factory
-from openclaw_rl.engines.registry import SAMPLERS, backends
+from openclaw_rl.engines.registry import SAMPLERS
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 
 #: Variables with flags, in the order in which they are read. Flags after the script come last.
@@ -79,8 +79,6 @@ def parse(script: Script, flags: Sequence[str], environment: Mapping[str, str]) 
             raise ConfigError(f"{variable} cannot be read: {error}.") from None
     namespace = parser.parse_args([*words, *flags])
     options = {name: value for name, value in vars(namespace).items() if name in fields}
-    if options.get("backend") in SAMPLERS and options["backend"] not in backends():
-        options["sampler"] = options.pop("backend")
     if "resume_from_ckpt" in options:
         options["resume_from_ckpt"] = published_checkpoint(options["resume_from_ckpt"])
     if "group_size" in options and script.runs is Runs.EPISODES:
@@ -121,8 +119,9 @@ def add_memory_share(options: dict[str, Any], environment: Mapping[str, str]) ->
     share = environment.get("MEM_FRACTION_STATIC")
     if not share:
         return
-    sampler = options.get("sampler") or environment.get("SAMPLER", "")
-    setting = sampler_factory(sampler).memory_share if sampler in SAMPLERS else None
+    named = (options.get("sampler"), options.get("backend"), environment.get("SAMPLER"), environment.get("BACKEND"))
+    sampler = next((name for name in named if name in SAMPLERS), "")
+    setting = sampler_factory(sampler).memory_share if sampler else None
     if setting is None:
         raise ConfigError("MEM_FRACTION_STATIC is for --sampler vllm or sglang: unset it, or choose one of them.")
     option, argument = setting

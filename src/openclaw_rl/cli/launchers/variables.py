@@ -9,7 +9,6 @@ from pathlib import Path
 
 from openclaw_rl.cli.launchers.scripts import Runs
 from openclaw_rl.config.options import ConfigError, flag
-from openclaw_rl.engines.registry import SAMPLERS, backends
 from openclaw_rl.learn.checkpoints import RECORD, Checkpoints
 
 SERVER = Runs.SERVER
@@ -110,9 +109,6 @@ FLAGS: Mapping[str, str] = {
     "--lr": "learning_rate",
     "--save-dir": "run_dir",
     "--resume-from-checkpoint": "resume_from_ckpt",
-    "--model-path": "model_name",
-    "--port": "proxy_port",
-    "--host": "proxy_host",
     "--rollout-batch-size": "batch_size",
     "--num-rollouts-per-prompt": "group_size",
 }
@@ -154,7 +150,6 @@ def launchers_table() -> str:
         rows = [f"| {', '.join(variables)} | {meaning} |" for meaning, variables in meanings.items()]
         tables.append("\n".join([f"| variables of {scripts} | option or meaning |", "|---|---|", *rows]))
     flags = [f"| `{theirs}` | `{flag(ours)}` |" for theirs, ours in FLAGS.items()]
-    flags += [f"| `--backend {name}` | `--sampler {name}` |" for name in SAMPLERS if name not in backends()]
     flags.append("| `--use-lora` | `--lora-rank 32`, unless another rank is given |")
     return "\n\n".join([*tables, "\n".join(["| flag | ours |", "|---|---|", *flags])])
 

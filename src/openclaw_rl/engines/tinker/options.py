@@ -12,7 +12,7 @@ class TinkerOptions(Section):
     tinker_base_url: str | None = option(
         None,
         "URL of a self-hosted Tinker server.",
-        env=("TINKER_BASE_URL", "TINKER_HOST"),
+        env=("TINKER_BASE_URL", "TINKER_HOST", "TINKER_ENDPOINT"),
         shown="the service in the cloud",
     )
     tinker_stream_chunk: int = option(
