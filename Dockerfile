@@ -32,4 +32,5 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=300s \
 # Ctrl-C and `docker stop` let running requests finish.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["openclaw-rl"]
-CMD ["serve", "--preset", "personal"]
+# Beyond the container, so that a published port reaches it: a start without a key is refused in a sentence.
+CMD ["serve", "--preset", "personal", "--proxy-host", "0.0.0.0"]

@@ -442,6 +442,8 @@ class TestDerived:
         options = build_parser().parse_args(["serve", "--model-path", "m", "--port", "8000", "--host", "127.0.0.1"])
         assert (options.model_name, options.proxy_port, options.proxy_host) == ("m", "8000", "127.0.0.1")
         assert build_parser().parse_args(["eval", "--model-path", "m"]).model_path == "m"
+        published = "--model-path m --port 8000 --backend sglang --enable-rl-intercept --rl-buffer-dir ./rl_buffer"
+        assert build_parser().parse_args(["serve", *published.split()]).capture is True
 
     def test_choices_may_be_written_in_capitals(self) -> None:
         assert configured({"LOG_LEVEL": "INFO", "METHOD": "RL"}).method.method == "rl"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from openclaw_rl.app.config import load as load_config
 from openclaw_rl.engines.memory import Trained, learner_memory, read_size, sampler_memory
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.evals.personas.persona import load
@@ -63,6 +64,17 @@ def test_the_tutorial_has_every_check_of_a_persona_with_its_parameters() -> None
     assert told == {name: set(list(inspect.signature(check).parameters)[2:]) for name, check in CHECKS.items()}
 
 
+def test_the_service_of_the_docs_reads_its_variables() -> None:
+    page = (ROOT / "docs/deploy.md").read_text()
+    (written,) = re.findall(r"with mode 0600:\n\n```sh\n(.*?)```", page, re.DOTALL)
+    variables = dict(line.split("=", 1) for line in written.splitlines())
+    loaded = load_config({}, variables)
+    origins = set(loaded.origins.values())
+    assert all(f"environment {name}" in origins for name in variables if name != "HF_HOME")
+    assert [key.name for key in loaded.config.server.user_keys] == ["alice", "bob"]
+    assert loaded.config.server.host == "127.0.0.1"
+
+
 def test_the_memory_of_recommended_models_is_what_the_program_computes() -> None:
     """As --dry-run does: an adapter, one copy of the weights, and the keys and values of one context."""
     table = (ROOT / "docs/engines.md").read_text().partition("## Which model\n")[2].partition("\n## ")[0]
@@ -72,8 +84,8 @@ def test_the_memory_of_recommended_models_is_what_the_program_computes() -> None
     for name, config in MODEL_SIZES.items():
         size = read_size(config)
         assert size is not None
-        embedded = EMBEDDED.endswith(name)
-        trained = Trained(rank=32, modules=LINEAR_MODULES, width=4 if embedded else 2, policies=4)
+        on_cpu = EMBEDDED.endswith(name) or name.endswith("CPU")
+        trained = Trained(rank=32, modules=LINEAR_MODULES, width=4 if on_cpu else 2, policies=4)
         sampler = sampler_memory(size, trained, gpus=1, context=8192)
         learner = learner_memory(size, trained, ranks=1, sharded=False, has_weights=False)
         computed[name] = f"{(sampler.total + learner.total) / 2**30:.1f}"

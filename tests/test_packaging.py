@@ -1,6 +1,7 @@
 """What is shipped: the wheel's files, the version, and an image that can be built from the repository."""
 
 import fnmatch
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl import __version__
-from openclaw_rl.cli import COMMANDS, main
+from openclaw_rl.app.config import load
+from openclaw_rl.cli import COMMANDS, build_parser, main
+from openclaw_rl.cli.parser import given_flags
+from openclaw_rl.config.options import ConfigError
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -56,6 +60,14 @@ def test_the_image_is_built_from_files_that_are_there() -> None:
     assert lines.index("USER owner") < lines.index('ENTRYPOINT ["openclaw-rl"]')
     variables = {name for line in lines if line.startswith("ENV") for name in re.findall(r"(\w+)=", line)}
     assert variables == {"RUN_DIR", "OPENCLAW_RL_CACHE", "HF_HOME"}
+
+
+def test_the_container_listens_where_it_can_be_reached_and_only_with_a_key() -> None:
+    (command,) = [json.loads(line.removeprefix("CMD ")) for line in instructions() if line.startswith("CMD ")]
+    flags = given_flags(build_parser().parse_args(command))
+    assert load(flags, {"SGLANG_API_KEY": "me=S3CRET"}).config.server.host == "0.0.0.0"
+    with pytest.raises(ConfigError, match="--api-key"):
+        load(flags, {})
 
 
 def completions(line: str) -> list[str]:

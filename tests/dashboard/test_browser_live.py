@@ -123,6 +123,9 @@ def test_every_view_fits_and_can_be_read(browser: Any, filled: LivePage, width: 
             tab.locator("summary", has_text="Tokens").first.click()
             tab.wait_for_selector(".tokens span[title]")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, f"{path} sticks out"
+        for entry in tab.query_selector_all(".bar nav a"):
+            box = entry.bounding_box()
+            assert 0 <= box["x"] <= width - box["width"], f"{entry.inner_text()} is out of sight"
         assert tab.evaluate(FAINT_TEXTS) == []
         assert tab.evaluate(UNNAMED) == []
         assert tab.locator("h1").count() == 1

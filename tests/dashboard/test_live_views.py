@@ -78,7 +78,7 @@ def test_a_session_is_a_chat_with_what_was_made_of_it(filled: LivePage) -> None:
     for question, answer, _ in CONVERSATIONS["kitchen"]:
         assert words.count(question) == 1, "each message once"
         assert " ".join(answer.split()) in words
-    assert "score -1 by llm sample: opd+rl" in words
+    assert "score -1 by llm teaches with score and hint" in words
     assert "Answer with the numbers only" in words
     assert "3 votes" in words
     thumbs = [button.attributes["aria-label"] for button in seen.all("button") if "aria-label" in button.attributes]
@@ -100,7 +100,7 @@ def test_steps_are_drawn_listed_and_opened(filled: LivePage) -> None:
         seen = visitor.see("learning")
         step = visitor.see("learning/12")
     labels = [chart.attributes["aria-label"] for chart in seen.all("svg", class_="chart")]
-    assert any(label.startswith("Reward: mean score of a batch, over 12 points") for label in labels)
+    assert any(label.startswith("Mean score of a step's turns, over 12 points") for label in labels)
     assert [row[0] for row in seen.rows()[1:]] == [str(number) for number in range(12, 0, -1)]
     assert "These turns made policy 12 from policy 11." in step.text
     assert CONVERSATIONS["kitchen"][0][0] in step.text

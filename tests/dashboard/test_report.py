@@ -117,9 +117,9 @@ def test_every_kind_of_turn_is_shown_with_what_came_of_it(whole: Whole) -> None:
     assert by_turn["hint"].startswith("Learned from, with a hint")
     assert by_turn["hint"].endswith(
         "user Ask hint hello policy 0 Say hint hello<|im_end|> came next: user Next hint hello "
-        "score -1 by feedback sample: opd+rl judged asked to change hint Hint hello"
+        "score -1 by feedback teaches with score and hint judged asked to change hint Hint hello"
     )
-    assert "score +1 by llm sample: rl judged Because hello" in by_turn["best"]
+    assert "score +1 by llm teaches with its score judged Because hello" in by_turn["best"]
     assert by_turn["worst"].startswith("Rated worst")
     assert by_turn["silent"].startswith("Not judged")
     assert "no score not trained on Silence hello the judge abstained: hello" in by_turn["silent"]
@@ -131,10 +131,8 @@ def test_every_kind_of_turn_is_shown_with_what_came_of_it(whole: Whole) -> None:
 
 def test_curves_and_verdicts_are_drawn_and_counted(whole: Whole) -> None:
     labels = [picture.attributes["aria-label"] for picture in whole.page.all("svg")]
-    assert (
-        "KL per token, over 5 points: to the previous policy, from 0.01 to 0.01; to the base model, from 0.02 to 0.1."
-        in labels
-    )
+    changes = "to the previous policy, from 0.01 to 0.01; to the base model, from 0.02 to 0.1."
+    assert f"Change in KL per token, over 5 points: {changes}" in labels
     assert "Verdicts: over time, 2 good, 0 neutral, 3 bad, 1 abstained." in labels
     assert "Verdicts by llm: over time, 1 good, 0 neutral, 1 bad, 0 abstained." in labels
     assert any(label.startswith("Share of verdicts with a hint, over 6 points") for label in labels)

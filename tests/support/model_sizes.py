@@ -28,6 +28,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "vocab_size": 49152,
     },
+    "Qwen/Qwen3-0.6B on the CPU": like_qwen(1024, 3072, 28, 16),
     "Qwen/Qwen3-0.6B": like_qwen(1024, 3072, 28, 16),
     "Qwen/Qwen3-1.7B": like_qwen(2048, 6144, 28, 16),
     "Qwen/Qwen3-4B": QWEN3_4B,

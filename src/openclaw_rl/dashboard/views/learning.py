@@ -115,26 +115,28 @@ class Panel:
 
 
 PANELS = (
-    Panel("Reward: mean score of a batch", (("reward", ""),), -1.0, 1.0),
+    Panel("Mean score of a step's turns", (("reward", ""),), -1.0, 1.0),
     Panel("Mean reward of an episode", (("episode_reward", ""),)),
     Panel("Share of episodes that were solved", (("solved", ""),), 0, 1, is_share=True),
     Panel("Loss", (("loss", ""),)),
-    Panel("KL per token", (("kl_old", "to the previous policy"), ("kl_base", "to the base model")), 0),
+    Panel("Change in KL per token", (("kl_old", "to the previous policy"), ("kl_base", "to the base model")), 0),
     Panel("Share of clipped tokens", (("clip_fraction", ""),), 0, is_share=True),
     Panel("Gradient norm", (("grad_norm", ""),), 0),
-    Panel("Staleness: policy versions since the answer", (("staleness", ""),), 0),
+    Panel("Policy versions between an answer and its step", (("staleness", ""),), 0),
     Panel("Seconds", (("step_seconds", "per step"), ("latency_seconds", "from feedback to served weights")), 0),
-    Panel("Gap between sampler and learner, in log-prob", ((MEAN_GAP, ""),), 0),
-    Panel("Samples per step", (("opd_rl", "opd+rl"), ("opd", "opd"), ("rl", "rl")), 0, stacked=True),
+    Panel("How far sampler and learner are apart, in log-prob", ((MEAN_GAP, ""),), 0),
+    Panel(
+        "Turns of a step, by what they teach with",
+        (("opd_rl", "score and hint"), ("opd", "hint"), ("rl", "score")),
+        0,
+        stacked=True,
+    ),
 )
 #: The columns of the table: heading, metric, format.
 COLUMNS = (
-    ("Reward", "reward", "{:+.2f}"),
+    ("Mean score", "reward", "{:+.2f}"),
     ("Loss", "loss", "{:.3g}"),
-    ("KL", "kl_old", "{:.2g}"),
-    ("Clipped", "clip_fraction", "{:.1%}"),
-    ("Staleness", "staleness", "{:.1f}"),
-    ("Gap", MEAN_GAP, "{:.2g}"),
+    ("Change", "kl_old", "{:.4f}"),
     ("Seconds", "step_seconds", "{:.1f}"),
 )
 

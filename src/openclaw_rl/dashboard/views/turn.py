@@ -42,6 +42,13 @@ STATES = {
     State.APPLIED: "learned from",
     State.DROPPED: "not trained on",
 }
+#: What a judged turn teaches with.
+SAMPLES = {
+    SampleKind.OPD_RL: "teaches with score and hint",
+    SampleKind.OPD: "teaches with a hint",
+    SampleKind.RL: "teaches with its score",
+    SampleKind.NOTES: "teaches what the notes ask for",
+}
 #: Tokens of a response that are shown.
 MAX_TOKENS = 600
 #: Shades of a colour; the strongest still leaves text readable.
@@ -251,6 +258,10 @@ class TurnView:
     @property
     def state_words(self) -> str:
         return STATES[self.state]
+
+    @property
+    def sample_words(self) -> str:
+        return SAMPLES[self.sample] if self.sample else ""
 
     @property
     def thumb(self) -> int:
