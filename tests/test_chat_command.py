@@ -92,6 +92,20 @@ def test_a_note_is_told_once_when_it_is_written_and_notes_are_listed(
     assert shown.count("Answer in French.") == 2
 
 
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_a_new_conversation_waits_a_moment_until_what_was_said_is_read(
+    bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_judged: bool
+) -> None:
+    monkeypatch.setattr("openclaw_rl.cli.chat.JUDGE_SECONDS", 5.0 if is_judged else 0.2)
+    left = iter([2, 1, 0])
+    monkeypatch.setattr(
+        Client, "ready", lambda _: {"judge": "on", "queue": {"to_judge": next(left, 0) if is_judged else 1}}
+    )
+    assert talk(book, monkeypatch, "/new") == 0
+    assert ("still being read" in capsys.readouterr().out) != is_judged
+    assert not is_judged or next(left, None) is None
+
+
 def test_commands_are_never_messages(
     bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ COMMANDS = {
     "/help": "show this list",
     "/quit": "leave, as Ctrl-D does",
 }
+#: How long a new conversation waits for the judge.
+JUDGE_SECONDS = 5.0
 #: Begins a message that begins with a slash.
 ESCAPED = "//"
 
@@ -101,9 +104,12 @@ class Conversation:
             case "/new":
                 self.messages = []
                 self._rated_id = ""
+                self._wait_for_judge()
+                self._show_new_notes()
                 self._say("A new conversation.")
             case "/notes":
-                self._notes = self._read_notes()
+                self._wait_for_judge()
+                self._show_new_notes()
                 self._say("\n".join(self._notes.values()) or "There is no note yet: say how you want your answers.")
             case "/undo":
                 self._undo()
@@ -218,6 +224,15 @@ class Conversation:
             if not error.is_refusal:
                 raise
             return {}
+
+    def _wait_for_judge(self) -> None:
+        """Wait a moment until what was said last has been read: it may become a note."""
+        end = time.monotonic() + JUDGE_SECONDS
+        while (state := self.client.ready()).get("judge") == "on" and (state.get("queue") or {}).get("to_judge"):
+            if time.monotonic() > end:
+                self._say("What was said last is still being read.")
+                return
+            time.sleep(0.1)
 
     def _show_new_notes(self) -> None:
         known = self._notes
