@@ -61,7 +61,7 @@ async def chat(endpoint: Endpoint) -> AsyncIterator[Chat]:
 
 async def test_only_what_is_wished_is_sent(endpoint: Endpoint, chat: Chat):
     reply = await chat.ask(HELLO)
-    assert reply == Reply("hi")
+    assert reply == Reply("hi", id="chatcmpl-7")
     assert endpoint.bodies == [{"model": "tiny", "messages": HELLO, "max_tokens": 512}]
     assert endpoint.headers[0]["authorization"] == "Bearer sesame"
 

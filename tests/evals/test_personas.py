@@ -73,6 +73,18 @@ def passes(check: str, text: str, **parameters: object) -> bool:
         ("no_boxed", "The box is 8 cm wide.", r"So \boxed{8}."),
         ("specific", "For example, a dog.", "It depends on many things."),
         ("specific", "Add 2 spoons.", "One of the things that matter."),
+        ("no_lists", "First tea, then coffee.", "* tea\n* coffee"),
+        ("no_digits", "Seven of them.", "7 of them."),
+        ("no_contractions", "The cat's tail is not long. It is its own.", "It’s long."),
+        ("no_contractions", "Let us go: the shepherd did not.", "The shepherd didn't."),
+        ("no_contractions", "She would be there.", "Here's what you'll need."),
+        ("has_emoji", "Rain ☔ falls.", "Rain — falls… (5 €)."),
+        ("lower_case", "the sun, 15 million degrees.", "the Sun."),
+        ("only_bullets", "- tea\n\n- coffee", "Drinks:\n- tea\n- coffee"),
+        ("only_bullets", "• tea\n• coffee", "- tea"),
+        ("begins_bold", "**Rust.** Its soil is full of it.", "It is **rust**."),
+        ("begins_bold", "\n__Rust__: the soil.", "**Rust.**"),
+        ("ends_with_question", "It is rust. Have you seen it?**", "Have you seen it? It is rust."),
     ],
 )
 def test_rules_about_form(check: str, passing: str, failing: str) -> None:
@@ -87,6 +99,31 @@ def test_short_means_words_and_sentences() -> None:
     assert not passes("short", "very " * 30, words=25)
     assert passes("short", "天空是蓝色的，因为空气散射蓝光。", words=25)
     assert not passes("short", "天空是蓝色的。海也是蓝色的。", words=25)
+
+
+@pytest.mark.parametrize(
+    ("check", "parameters", "passing", "failing"),
+    [
+        ("begins_with", {"any_of": ["Well"]}, '"**Well**, it is rust."', "Wells are deep. Well, not all."),
+        (
+            "ends_with",
+            {"any_of": ["Your friend, Ada"]},
+            "It is rust.\n\n*your friend, Ada.*",
+            "Your friend, Ada, is here.",
+        ),
+        ("has_line", {"any_of": ["TL;DR"]}, "**TL;DR:** rust.\nIts soil has it.", "It is rust. TL;DR: rust."),
+        ("has_line", {"any_of": ["TL;DR"]}, "Soil.\n- TL;DR rust", "Soil.\nTL;DR:\n"),
+        ("last_line", {"any_of": ["Source:"]}, "Rust.\nSource: a book\n", "Source: a book\nRust."),
+        ("last_line", {"any_of": ["Source:"]}, "Rust.\n\n**Source:** a book", "Source: a book"),
+        ("in_lines", {"lines": 3, "words": 3}, "one two three\n\nfour\nfive", "one two three four\nfive\nsix"),
+        ("in_language", {"language": "fr"}, "Le ciel est bleu et la mer aussi.", "The sky is blue and so is la mer."),
+        ("in_language", {"language": "es"}, "El cielo es azul y el mar también.", "Le ciel est bleu et la mer aussi."),
+        ("in_language", {"language": "fr"}, "L'air de la mer est frais.", "Bonjour mon ami"),
+    ],
+)
+def test_rules_about_words(check: str, parameters: dict[str, object], passing: str, failing: str) -> None:
+    assert passes(check, passing, **parameters)
+    assert not passes(check, failing, **parameters)
 
 
 def test_long_enough_takes_the_count_it_is_given() -> None:
@@ -244,11 +281,14 @@ def test_no_such_persona() -> None:
 
 
 def test_every_rule_can_be_had_by_its_name() -> None:
+    phrases = {"any_of": ["a"]}
     given_ = {
         "long_enough": {"tokens": 1},
         "short": {"words": 9},
-        "says": {"any_of": ["a"]},
         "avoids": {"all_of": ["a"]},
+        "in_lines": {"lines": 1, "words": 9},
+        "in_language": {"language": "fr"},
+        **dict.fromkeys(("says", "begins_with", "ends_with", "has_line", "last_line"), phrases),
     }
     for name in CHECKS:
         assert isinstance(make_check(name, given_.get(name, {}))("a b 1", estimate_tokens), bool)

@@ -27,6 +27,7 @@ from openclaw_rl.cli import (
     status,
     train,
     trajectories,
+    wishes,
 )
 from openclaw_rl.cli.parser import Parser
 from openclaw_rl.errors import UserError
@@ -34,7 +35,7 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, train, demo, eval, rollout, chat, connect, doctor, status, sessions, notes, trajectories, rejudge),
+    *(serve, train, demo, eval, wishes, rollout, chat, connect, doctor, status, sessions, notes, trajectories, rejudge),
     *(checkpoints, report, forget, launch, completion),
 )
 #: Exit status for an error that the user can fix, as in argparse.

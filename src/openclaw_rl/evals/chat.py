@@ -31,6 +31,8 @@ class Reply:
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
+    id: str = ""
+    """The id of the completion."""
 
 
 class Chat:
@@ -63,6 +65,19 @@ class Chat:
 
     async def close(self) -> None:
         await self._api.close()
+
+    async def correct(self, answer_id: str, wanted: str) -> None:
+        """Tell a server of this package which answer was wanted instead of one. Raises ServerError."""
+        await self._api.call("POST", "/v1/feedback", {"id": answer_id, "correction": wanted}, seconds=self._timeout)
+
+    async def note(self, text: str) -> None:
+        """Write a note on a server of this package. Raises ServerError."""
+        await self._api.call("POST", "/v1/notes", {"text": text}, seconds=self._timeout)
+
+    async def notes(self) -> list[str]:
+        """The notes that a server of this package has of this key's owner. Raises ServerError."""
+        response = await self._api.call("GET", "/v1/notes", seconds=self._timeout)
+        return [note["text"] for note in response.json()["data"]]
 
     async def ask(
         self,
@@ -107,6 +122,7 @@ def read_reply(body: Any) -> Reply:
         reply = Reply(
             message.get("content") or "",
             tuple(ToolCall(call["name"], call["arguments"]) for call in calls),
+            str(body.get("id") or ""),
         )
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ServerError("The reply is not a chat completion: check the address.") from error

@@ -117,7 +117,7 @@ class ScriptedUser:
         if question is None:
             raise ValueError("No question was asked yet: call opening first.")
         # A person who gets no real answer does not comment on its form.
-        if not check(answer, question.text, question.reference).ok:
+        if not check(answer, question.text, question.reference, translated=persona.translated).ok:
             return Reaction(persona.no_answer.choose(persona.languages, self._dice), False, (NO_ANSWER,))
         failed = persona.failed(answer, self.count)
         phrases = self._dice.choice(failed).displeased if failed else persona.pleased
@@ -190,6 +190,8 @@ class Exchange:
     passed: bool
     failed_rules: tuple[str, ...]
     reaction: str
+    answer_id: str = ""
+    """The id of the answer's completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,9 @@ async def hold(
         history.append({"role": "assistant", "content": reply.text})
         reaction = await user.react(reply.text)
         exchanges.append(
-            Exchange(questions[place], message, reply.text, reaction.passed, reaction.failed_rules, reaction.text)
+            Exchange(
+                questions[place], message, reply.text, reaction.passed, reaction.failed_rules, reaction.text, reply.id
+            )
         )
         tries += 1
         if reaction.passed or tries == MAX_TRIES:

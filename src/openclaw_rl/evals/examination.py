@@ -37,6 +37,8 @@ async def examine(
     seed: int,
     on_answer: Callable[[ExamAnswer], None] | None = None,
     notes: bool = False,
+    temperature: float | None = None,
+    at_once: int = MAX_CONCURRENT_QUESTIONS,
 ) -> tuple[ExamAnswer, ...]:
     """Ask each question once, without the notes of the person unless `notes`. The server records none of it.
 
@@ -46,15 +48,17 @@ async def examine(
     async def one(numbered: tuple[int, EvalQuestion]) -> ExamAnswer:
         number, question = numbered
         message = {"role": "user", "content": question.text}
-        reply = await chat.ask([message], max_tokens=max_tokens, seed=seed + number, keep=False, notes=notes)
+        reply = await chat.ask(
+            [message], max_tokens=max_tokens, temperature=temperature, seed=seed + number, keep=False, notes=notes
+        )
         answer = judge(persona, question, reply.text)
         if on_answer is not None:
             on_answer(answer)
         return answer
 
-    return await run_concurrently(list(enumerate(questions)), one, MAX_CONCURRENT_QUESTIONS)
+    return await run_concurrently(list(enumerate(questions)), one, at_once)
 
 
 def judge(persona: Persona, question: EvalQuestion, answer: str, perplexity: float | None = None) -> ExamAnswer:
-    quality = check(answer, question.text, question.reference, perplexity=perplexity)
+    quality = check(answer, question.text, question.reference, perplexity=perplexity, translated=persona.translated)
     return ExamAnswer(question, answer, not persona.failed(answer), quality.reasons)

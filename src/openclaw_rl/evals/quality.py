@@ -113,8 +113,14 @@ class Quality:
     """The share of content words in common with the question and its reference, from 0 to 1."""
 
 
-def check(answer: str, question: str, reference: str, *, perplexity: float | None = None) -> Quality:
-    """Check an answer. `perplexity` is the answer's perplexity under the base model, if the caller knows it."""
+def check(
+    answer: str, question: str, reference: str, *, perplexity: float | None = None, translated: bool = False
+) -> Quality:
+    """Check an answer. `perplexity` is the answer's perplexity under the base model, if the caller knows it.
+
+    One that is wanted in another language than the question's (`translated`) has few words in common with it, so it
+    may be about anything.
+    """
     answer = answer[:MAX_CHARACTERS]
     words = words_of(answer)
     overlap = overlap_of(answer, f"{question} {reference}")
@@ -125,7 +131,9 @@ def check(answer: str, question: str, reference: str, *, perplexity: float | Non
         "one character goes on and on": bool(_SAME_LETTERS.search(answer) or _SAME_SIGNS.search(answer)),
         "it is garbled": is_garbled(answer, words),
         "it only repeats the question": is_echo(answer, question),
-        "it is about something else": overlap < MIN_OVERLAP and named_share(answer, question) < MIN_NAMED,
+        "it is about something else": not translated
+        and overlap < MIN_OVERLAP
+        and named_share(answer, question) < MIN_NAMED,
         "the base model finds it improbable": perplexity is not None and not perplexity <= MAX_PERPLEXITY,
     }
     reasons = tuple(reason for reason, holds in faults.items() if holds)

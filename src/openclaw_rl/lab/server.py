@@ -35,10 +35,12 @@ class RunningServer:
 
     url: str
     run_dir: Path
+    key: str = ""
+    """A key of its API, if it has any."""
 
     async def state(self) -> Mapping[str, Any]:
         """The server's status: policy version, judge, learner. Raises ServerFailed."""
-        state = await probe(self.url, seconds=MAX_STATE_SECONDS)
+        state = await probe(self.url, self.key, seconds=MAX_STATE_SECONDS)
         if not state:
             raise failed(self.run_dir, "The server no longer answers")
         return state
@@ -51,10 +53,11 @@ def started_with(run_dir: Path, flags: Sequence[str]) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def run_server(
-    run_dir: Path, *flags: str, start_seconds: float = MAX_START_SECONDS
+    run_dir: Path, *flags: str, start_seconds: float = MAX_START_SECONDS, key: str = ""
 ) -> AsyncIterator[RunningServer]:
     """Run `openclaw-rl serve` on a free local port until the context ends. Raises ServerFailed.
 
+    `key` is one of the keys that the flags give it.
     The flags are its only options: it reads none from the environment. If this process is killed, the server stops too.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -69,7 +72,7 @@ async def run_server(
             start_new_session=True,
         )
     try:
-        yield RunningServer(await ready(process, run_dir, start_seconds), run_dir)
+        yield RunningServer(await ready(process, run_dir, start_seconds), run_dir, key)
     finally:
         await stop(process)
 

@@ -23,6 +23,7 @@ _KEYS = {
     "description",
     "languages",
     "longest_answer",
+    "translated",
     "repeats_question",
     "pleased",
     "asks_again",
@@ -74,6 +75,8 @@ class Persona:
     languages: tuple[str, ...] = ("en",)
     longest_answer: int = MAX_ANSWER_TOKENS
     """In tokens. Longer answers are cut off, to save time."""
+    translated: bool = False
+    """Whether answers should be in another language than the questions."""
 
     def failed(self, answer: str, count: Count = estimate_tokens) -> tuple[Rule, ...]:
         """The rules that an answer breaks. An answer without words breaks all of them."""
@@ -88,8 +91,13 @@ def load(name: str, languages: Sequence[str] = ()) -> Persona:
         where, table = f"{name}.toml", _built_in(name)
     else:
         where, table = name, _read(Path(name))
-    persona = _checked(_persona(table, where), where)
+    persona = of_table(table, where)
     return _checked(replace(persona, languages=tuple(languages)), where) if languages else persona
+
+
+def of_table(table: dict[str, Any], where: str) -> Persona:
+    """A persona from the content of a file, which messages call `where`. Raises UserError."""
+    return _checked(_persona(table, where), where)
 
 
 @cache
@@ -114,27 +122,28 @@ def _persona(table: dict[str, Any], where: str) -> Persona:
         raise UserError(
             f"{where}: {sorted(unknown)[0]} is not a key of a persona; use one of {', '.join(sorted(_KEYS))}."
         )
-    everybody = _built_in(_EVERYBODY)
+    phrases = _built_in(_EVERYBODY) | table
     rules = table.get("rules")
     if not isinstance(rules, list) or not rules:
         raise UserError(f"{where}: rules is missing; write at least one [[rules]].")
     longest = table.get("longest_answer", MAX_ANSWER_TOKENS)
     if not isinstance(longest, int) or longest < 1:
         raise UserError(f"{where}: longest_answer must be a number of tokens.")
-    repeats = table.get("repeats_question", False)
-    if not isinstance(repeats, bool):
-        raise UserError(f"{where}: repeats_question must be true or false.")
+    for key in ("repeats_question", "translated"):
+        if not isinstance(table.get(key, False), bool):
+            raise UserError(f"{where}: {key} must be true or false.")
     return Persona(
         name=_text(table, "name", where),
         description=_text(table, "description", where),
         rules=tuple(_rule(rule, f"{where}: rules[{place}]") for place, rule in enumerate(rules)),
-        pleased=_phrases(table, "pleased", where),
-        asks_again=_asking(table, "asks_again", where),
-        no_answer=_phrases(table if "no_answer" in table else everybody, "no_answer", where),
-        next_question=_asking(table if "next_question" in table else everybody, "next_question", where),
-        repeats_question=repeats,
+        pleased=_phrases(phrases, "pleased", where),
+        asks_again=_asking(phrases, "asks_again", where),
+        no_answer=_phrases(phrases, "no_answer", where),
+        next_question=_asking(phrases, "next_question", where),
+        repeats_question=table.get("repeats_question", False),
         languages=_texts(table.get("languages", ["en"]), f"{where}: languages"),
         longest_answer=longest,
+        translated=table.get("translated", False),
     )
 
 

@@ -44,6 +44,24 @@ _STEP = (
 )
 _QUOTATION = r"[\"“„«「][^\"”“»」\n]{2,80}[\"”“»」]|`[^`\n]+`"
 _SIGNS = tuple(re.compile(pattern, re.IGNORECASE) for pattern in (_NUMBER, _EXAMPLE, _STEP, _QUOTATION))
+#: What may stand before the first word of a line: Markdown's signs, quotation marks and dashes.
+_LINE_SIGNS = " \t>#*_\"'“”‘’-–—•"
+_CLOSING_SIGNS = " \t\n*_\"'”’)."
+_CONTRACTION = re.compile(
+    r"\b(?:[a-z]+n't|(?:i|you|he|she|it|we|they|that|there|who|what)'(?:m|re|ve|ll|d)"
+    r"|(?:he|she|it|that|there|here|who|what|where|when|why|how|let)'s|gonna|wanna|gotta)\b",
+    re.IGNORECASE,
+)
+_EMOJI = re.compile("[\U0001f300-\U0001faff\u2600-\u27bf\u2b50\u2b55]")
+#: Frequent words that tell languages apart.
+_FUNCTION_WORDS = {
+    "en": "the and of to is that it for with are this from by you your can as be because when which",
+    "fr": "le la les des du de et est une un dans qui que pour sur avec ce cette il elle on au aux plus pas en sont",
+    "es": "el la los las del de y es una un en que para con por se su como más lo al son esta este no cuando",
+}
+_FUNCTION_WORD_SETS = {language: frozenset(words.split()) for language, words in _FUNCTION_WORDS.items()}
+#: The share of words that frequent words have at least in ordinary text.
+_MIN_FUNCTION_WORDS = 0.2
 #: How many words before a phrase are searched for a negation.
 _NEGATION_WORDS = 3
 
@@ -117,6 +135,94 @@ def avoids(text: str, _count: Count, *, all_of: Sequence[str]) -> bool:
     return not says(text, _count, any_of=all_of)
 
 
+def begins_with(text: str, _count: Count, *, any_of: Sequence[str]) -> bool:
+    """The answer's first words are one of the phrases, in any case."""
+    return _begins(text.lstrip(), any_of)
+
+
+def ends_with(text: str, _count: Count, *, any_of: Sequence[str]) -> bool:
+    """The answer's last words are one of the phrases, in any case."""
+    end = text.rstrip(_CLOSING_SIGNS).lower().replace("’", "'")
+    return any(re.search(_whole(phrase.rstrip(_CLOSING_SIGNS).lower()) + r"\Z", end) for phrase in any_of)
+
+
+def has_line(text: str, _count: Count, *, any_of: Sequence[str]) -> bool:
+    """A line begins with one of the phrases and goes on after it."""
+    return any(_begins(line, any_of, goes_on=True) for line in text.splitlines())
+
+
+def last_line(text: str, _count: Count, *, any_of: Sequence[str]) -> bool:
+    """The last of several lines begins with one of the phrases and goes on after it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return len(lines) > 1 and _begins(lines[-1], any_of, goes_on=True)
+
+
+def ends_with_question(text: str, _count: Count) -> bool:
+    """The last sentence is a question."""
+    return text.rstrip(_CLOSING_SIGNS.replace(".", "")).endswith(("?", "？"))
+
+
+def no_contractions(text: str, _count: Count) -> bool:
+    """No "don't", "it's" or "you'll". Possessives are none."""
+    return _CONTRACTION.search(text.replace("’", "'")) is None
+
+
+def no_lists(text: str, count: Count) -> bool:
+    """Neither a numbered list nor bullets."""
+    return no_numbered_list(text, count) and no_bullets(text, count)
+
+
+def no_digits(text: str, _count: Count) -> bool:
+    """No number is written with digits."""
+    return not any(char.isdigit() for char in text)
+
+
+def has_emoji(text: str, _count: Count) -> bool:
+    """The answer has an emoji."""
+    return _EMOJI.search(text) is not None
+
+
+def lower_case(text: str, _count: Count) -> bool:
+    """No letter is a capital."""
+    return not any(char.isupper() for char in text)
+
+
+def only_bullets(text: str, _count: Count) -> bool:
+    """Every line is a bullet, and there are at least two."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return len(lines) > 1 and all(_BULLET.match(line) for line in lines)
+
+
+def begins_bold(text: str, _count: Count) -> bool:
+    """The answer begins with bold words, and goes on with words that are not bold."""
+    start = text.lstrip()
+    bold = _BOLD.match(start)
+    return bold is not None and count_words(start[bold.end() :]) > 0
+
+
+def in_lines(text: str, _count: Count, *, lines: int, words: int) -> bool:
+    """The answer has exactly `lines` lines with at most `words` words each."""
+    written = [line for line in text.splitlines() if line.strip()]
+    return len(written) == lines and all(1 <= count_words(line) <= words for line in written)
+
+
+def in_language(text: str, _count: Count, *, language: str) -> bool:
+    """Frequent words of the language are as common as in ordinary text, and more so than those of the others."""
+    found = [word.lower() for word in _WORD.findall(text)]
+    shares = {
+        name: sum(word in known for word in found) / max(1, len(found)) for name, known in _FUNCTION_WORD_SETS.items()
+    }
+    own = shares.pop(language)
+    return own >= _MIN_FUNCTION_WORDS and own > max(shares.values())
+
+
+def _begins(text: str, any_of: Sequence[str], *, goes_on: bool = False) -> bool:
+    """Whether a text begins with one of the phrases as whole words, after signs; `goes_on`: and has words after it."""
+    start = text.lstrip(_LINE_SIGNS).lower().replace("’", "'")
+    found = (re.match(_whole(phrase.lower()), start) for phrase in any_of)
+    return any(match and (not goes_on or count_words(start[match.end() :])) for match in found)
+
+
 def _whole(phrase: str) -> str:
     """A pattern for a phrase that matches whole words only, if its script separates words."""
     start = "" if _CJK_CHARACTER.match(phrase) or not phrase[:1].isalnum() else r"(?<!\w)"
@@ -126,7 +232,11 @@ def _whole(phrase: str) -> str:
 
 CHECKS: dict[str, Callable[..., bool]] = {
     check.__name__: check
-    for check in (no_bold, no_numbered_list, no_bullets, no_boxed, long_enough, specific, short, says, avoids)
+    for check in (
+        *(no_bold, no_numbered_list, no_bullets, no_lists, no_boxed, no_digits, no_contractions, lower_case),
+        *(long_enough, specific, short, says, avoids, begins_with, ends_with, has_line, last_line),
+        *(ends_with_question, has_emoji, only_bullets, begins_bold, in_lines, in_language),
+    )
 }
 
 
@@ -139,16 +249,19 @@ def make_check(name: str, parameters: dict[str, Any]) -> Check:
         raise ValueError(f"has no parameter {', '.join(sorted(unknown))}")
     for one in known:
         if one.name in parameters:
-            _check_parameter(one.name, parameters[one.name], one.annotation is int)
+            _check_parameter(one.name, parameters[one.name], one.annotation)
         elif one.default is inspect.Parameter.empty:
             raise ValueError(f"needs the parameter {one.name}")
     return partial(CHECKS[name], **parameters)
 
 
-def _check_parameter(name: str, value: Any, is_number: bool) -> None:
+def _check_parameter(name: str, value: Any, kind: Any) -> None:
     """Raise ValueError if a parameter has the wrong type."""
-    if is_number:
+    if kind is int:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"needs a whole number of at least 1 as {name}")
+    elif kind is str:
+        if value not in _FUNCTION_WORD_SETS:
+            raise ValueError(f"needs one of {', '.join(_FUNCTION_WORD_SETS)} as {name}")
     elif not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
         raise ValueError(f"needs a list of texts as {name}")

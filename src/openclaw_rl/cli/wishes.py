@@ -1,0 +1,43 @@
+"""`openclaw-rl wishes`: how well and how soon a model keeps what people wish."""
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets
+from openclaw_rl.evals.arguments import MODEL_OPTIONS
+
+DOC = "measure how well and how soon a model keeps what people wish, by notes and corrections"
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "wishes", DOC, run, MODEL_OPTIONS)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="built-in wishes or paths of TOML files (default: those of --set); options for the server may follow --",
+    )
+    parser.add_argument(
+        "--set", choices=("tuning", "report", "all"), default="tuning", help="which built-in wishes (default: tuning)"
+    )
+    parser.add_argument(
+        "--questions", type=positive, default=40, help="unseen questions in each examination (default: 40)"
+    )
+    parser.add_argument("--at-once", type=positive, default=4, help="wishes measured at the same time (default: 4)")
+    parser.add_argument(
+        "--out", type=Path, help="a new folder for the results (default: runs/wishes, or runs/wishes-2 …)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.app.machine import machine_of
+    from openclaw_rl.evals.wishes.suite import measure_wishes
+
+    # What follows -- are positional arguments too. No wish begins with a dash.
+    given = options.names
+    options.names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
+    server = given[len(options.names) :]
+    refuse_secrets(server)
+    return measure_wishes(machine_of(load_options(options).config), options, server)

@@ -1,0 +1,213 @@
+"""Measures one wish on a running server: what a note does, what corrections do, and how soon the wish is kept.
+
+People who have nothing to do with each other are different owners on the server, so none is given what another taught.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.conversation import EvalQuestion, ScriptedUser, hold
+from openclaw_rl.evals.examination import ExamAnswer, examine
+from openclaw_rl.evals.trial import cycled
+from openclaw_rl.evals.wishes.wish import EvalWish
+from openclaw_rl.lab.server import RunningServer
+from openclaw_rl.lab.statistics import Interval, proportion_of_trials, sessions_until_adherence
+
+#: Of every answer.
+TEMPERATURE = 0.7
+#: Sessions until three first replies in a row keep the wish, at most.
+MAX_SESSIONS = 20
+#: The answers that a person corrects. After that, and if they cannot write the wanted answer, people only complain.
+CORRECTIONS = 2
+#: Sessions in which a person waits for an answer to correct: a model may keep the wish before.
+MAX_TEACHING_SESSIONS = 12
+#: The people of each wish.
+NOTED, SHOWN, CORRECTS, COMPLAINS = PEOPLE = ("noted", "shown", "corrects", "complains")
+#: How often to ask whether everything is judged, and how long to wait for it at most.
+POLL_SECONDS, JUDGE_SECONDS = 0.2, 60.0
+#: Examinations of each wish.
+EXAMS = ("before", "note", "one correction", "two corrections")
+
+
+@dataclass(frozen=True, slots=True)
+class WishExam:
+    """Answers to held-out questions: those that the wish is for, and others if it has a scope."""
+
+    answers: tuple[ExamAnswer, ...]
+    others: tuple[ExamAnswer, ...]
+
+    @property
+    def kept(self) -> Interval:
+        """The share of answers that keep the wish and are sensible."""
+        return _share(self.answers, lambda answer: answer.passed)
+
+    @property
+    def sensible(self) -> Interval:
+        """The share of all answers that the quality guard accepts."""
+        return _share((*self.answers, *self.others), lambda answer: not answer.faults)
+
+    @property
+    def elsewhere(self) -> Interval | None:
+        """The share of answers that do what is wished where it is not; None if it is wished everywhere."""
+        return _share(self.others, lambda answer: answer.keeps_rules) if self.others else None
+
+
+@dataclass(slots=True)
+class WishOutcome:
+    """What was measured of a wish."""
+
+    wish: EvalWish
+    exams: dict[str, WishExam] = field(default_factory=dict)
+    """By the names in EXAMS."""
+    notes: list[str] = field(default_factory=list)
+    """The notes that corrections were given with."""
+    note_was_read: bool = False
+    """Whether these are what the server read from the complaints. Else the wish's own note was written."""
+    corrections: int = 0
+    """How many answers were corrected. Fewer than two if the model kept the wish before."""
+    first_replies: dict[str, list[bool]] = field(default_factory=dict)
+    """By person, whether the first reply of each session kept the wish, until three in a row did."""
+
+    def sessions(self, person: str) -> int | None:
+        """Sessions until three first replies in a row kept the wish; None if that did not happen."""
+        return sessions_until_adherence(self.first_replies[person])
+
+
+@dataclass(frozen=True, slots=True)
+class ExamPlan:
+    """How a wish is examined."""
+
+    questions: int
+    """Half of them are some that the wish is not for, if it has a scope. Questions may repeat, with another seed."""
+    seed: int
+    at_once: int
+
+    def inside(self, wish: EvalWish) -> list[EvalQuestion]:
+        count = -(-self.questions // 2) if wish.scope else self.questions
+        return cycled(wish.questions("held-out", self.seed), 0, count)
+
+    def outside(self, wish: EvalWish) -> list[EvalQuestion]:
+        others = wish.other_questions("held-out", self.seed)
+        return cycled(others, 0, self.questions // 2) if others else []
+
+
+class WishMeasurement:
+    """Measures a wish. `advance` is called after each examination and each session."""
+
+    def __init__(
+        self,
+        wish: EvalWish,
+        server: RunningServer,
+        people: dict[str, Chat],
+        plan: ExamPlan,
+        advance: Callable[[str], None] = lambda _what: None,
+    ) -> None:
+        """`people` has the chat of each of PEOPLE, with a key of its own."""
+        self.outcome = WishOutcome(wish)
+        self.wish, self.server, self.people, self.plan, self.advance = wish, server, people, plan, advance
+
+    async def run(self) -> WishOutcome:
+        """Raises ServerError or ServerFailed, or a group of them."""
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._examine_note())
+            parts.create_task(self._examine_corrections())
+            parts.create_task(self._hold_sessions(CORRECTS, CORRECTIONS))
+            parts.create_task(self._hold_sessions(COMPLAINS, 0))
+        return self.outcome
+
+    async def _examine_note(self) -> None:
+        """Examine the model without notes, and then with the wish's own."""
+        before, noted, *_ = EXAMS
+        await self._examine(before, NOTED, notes=False)
+        await self.people[NOTED].note(self.wish.note)
+        await self._examine(noted, NOTED)
+
+    async def _examine_corrections(self) -> None:
+        """Examine the model after one and after two corrections of answers that displeased."""
+        chat, (_, _, *left) = self.people[SHOWN], EXAMS
+        asked = cycled(
+            self.wish.questions("train", self.plan.seed)[: len(self.wish.corrections)], 0, MAX_TEACHING_SESSIONS
+        )
+        for number, question in enumerate(asked):
+            if await self._hold_session(SHOWN, number, question, corrects=True):
+                continue
+            if not self.outcome.corrections:
+                self.outcome.note_was_read = bool(await chat.notes())
+                if not self.outcome.note_was_read:
+                    await chat.note(self.wish.note)
+            self.outcome.corrections += 1
+            await self._examine(left.pop(0), SHOWN)
+            if not left:
+                break
+        for name in left:
+            await self._examine(name, SHOWN)
+        self.outcome.notes = await chat.notes()
+
+    async def _hold_sessions(self, person: str, corrections: int) -> None:
+        """Sessions of a person who corrects the first answers that displease, and then only complains."""
+        first_replies = self.outcome.first_replies[person] = []
+        asked = cycled(self.wish.questions("train", self.plan.seed), 0, MAX_SESSIONS)
+        for number, question in enumerate(asked):
+            corrects = corrections > 0 and question.text in self.wish.corrections
+            passed = await self._hold_session(person, number, question, corrects=corrects)
+            first_replies.append(passed)
+            corrections -= corrects and not passed
+            if sessions_until_adherence(first_replies):
+                return
+
+    async def _hold_session(self, person: str, number: int, question: EvalQuestion, *, corrects: bool) -> bool:
+        """Ask a question and react to the answer in words; returns whether it pleased.
+
+        The person who `corrects` also says which answer was wanted. Returns when the server has read the reaction.
+        """
+        chat, persona = self.people[person], self.wish.persona
+        seed = 1_000_000 * self.plan.seed + 100 * number
+        transcript = await hold(
+            chat,
+            ScriptedUser(persona, seed),
+            [question],
+            session=f"{self.wish.name}-{person}-{number}",
+            turns=1,
+            max_tokens=persona.longest_answer,
+            temperature=TEMPERATURE,
+            seed=seed,
+        )
+        if corrects and not transcript.first_passed:
+            await chat.correct(transcript.exchanges[0].answer_id, self.wish.corrections[question.text])
+        await self._judged()
+        self.advance(f"{self.wish.name}: session {number + 1}, {person}")
+        return transcript.first_passed
+
+    async def _judged(self) -> None:
+        """Wait until everything that was said has been judged."""
+        began = time.monotonic()
+        while time.monotonic() - began < JUDGE_SECONDS:
+            queue = (await self.server.state()).get("queue") or {}
+            if not queue.get("to_judge"):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _examine(self, name: str, person: str, *, notes: bool = True) -> None:
+        async def ask(asked: Sequence[EvalQuestion]) -> tuple[ExamAnswer, ...]:
+            persona = self.wish.persona
+            return await examine(
+                self.people[person],
+                persona,
+                asked,
+                max_tokens=persona.longest_answer,
+                seed=self.plan.seed,
+                notes=notes,
+                temperature=TEMPERATURE,
+                at_once=self.plan.at_once,
+            )
+
+        inside, outside = self.plan.inside(self.wish), self.plan.outside(self.wish)
+        self.outcome.exams[name] = WishExam(await ask(inside), await ask(outside))
+        self.advance(f"{self.wish.name}: examined, {name}")
+
+
+def _share(answers: Sequence[ExamAnswer], holds: Callable[[ExamAnswer], bool]) -> Interval:
+    return proportion_of_trials([[(answer.question.text, holds(answer)) for answer in answers]])

@@ -1,0 +1,237 @@
+"""`openclaw-rl wishes`: how well and how soon a model keeps what people wish, wish by wish."""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import secrets
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from openclaw_rl import terminal
+from openclaw_rl.config.general import PERSONAL
+from openclaw_rl.errors import UserError
+from openclaw_rl.evals.arguments import Machine
+from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.demo import share
+from openclaw_rl.evals.wishes.measurement import (
+    COMPLAINS,
+    CORRECTS,
+    EXAMS,
+    MAX_SESSIONS,
+    PEOPLE,
+    ExamPlan,
+    WishExam,
+    WishMeasurement,
+    WishOutcome,
+)
+from openclaw_rl.evals.wishes.wish import EvalWish, built_in, load
+from openclaw_rl.http_client import text_without_accounts
+from openclaw_rl.lab.commands import first, new_folder, print_without_bar, progress_bar, stoppable, write_text
+from openclaw_rl.lab.server import run_server
+from openclaw_rl.lab.statistics import Interval
+
+#: Where results are written without `--out`.
+DEFAULT_OUT = Path("runs/wishes")
+#: The server's options. It listens on this machine only, judges by rules, and does not train, so that a wish is kept
+#: because of notes and examples alone. Options after `--` come later and override these.
+SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--max-steps", "0", "--proxy-host", "127.0.0.1")
+#: The owner whose key only looks at the server's state.
+WATCHER = "watcher"
+#: Requests at the same time in all examinations together. A server takes 250 connections from one address.
+MAX_REQUESTS = 128
+
+
+def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequence[str]) -> int:
+    """Measure the chosen wishes with a server of their own that has the further options `server`."""
+    console = terminal.console()
+    wishes = chosen(options.names, options.set)
+    plan = ExamPlan(options.questions, machine.seed, max(1, MAX_REQUESTS // min(options.at_once, len(wishes))))
+    machine.fetch_model()
+    out = new_folder(options.out or DEFAULT_OUT)
+    outcomes: list[WishOutcome] = []
+    model = ("--model-name", machine.model_name) if machine.model_name else ()
+    flags = (*machine.flags, *SERVER_FLAGS, *model, "--seed", str(machine.seed), *server)
+    try:
+        with stoppable(console), raising_first():
+            asyncio.run(measure_all(wishes, plan, out / "server", flags, options.at_once, outcomes, console))
+    finally:
+        # Also after an error or Ctrl-C: a wish takes minutes on a small machine.
+        if outcomes:
+            outcomes.sort(key=lambda outcome: wishes.index(outcome.wish))
+            command, measured = command_line(machine, options, server), [outcome_data(outcome) for outcome in outcomes]
+            results = {"command": command, "model": machine.policy_name, "wishes": measured}
+            write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
+            write_text(out / "wishes.md", markdown(outcomes))
+            console.print(table(outcomes))
+            console.print(f"Every answer: {out / 'results.json'}   Table: {out / 'wishes.md'}", soft_wrap=True)
+    return 0
+
+
+def chosen(names: Sequence[str], group: str) -> list[EvalWish]:
+    """The named wishes, or those of a set. Raises UserError."""
+    if not names:
+        return [wish for wish in built_in().values() if group in ("all", wish.group)]
+    wishes = [load(name) for name in dict.fromkeys(names)]
+    if len({wish.name for wish in wishes}) < len(wishes):
+        raise UserError("Two of the wishes have the same name.")
+    return wishes
+
+
+@contextlib.contextmanager
+def raising_first() -> Iterator[None]:
+    """Raise the first error of a group alone."""
+    try:
+        yield
+    except* UserError as errors:
+        raise first(errors) from None
+
+
+async def measure_all(
+    wishes: Sequence[EvalWish],
+    plan: ExamPlan,
+    run_dir: Path,
+    flags: Sequence[str],
+    at_once: int,
+    outcomes: list[WishOutcome],
+    console: Console,
+) -> None:
+    """Append the outcome of each wish when it is done, `at_once` at a time. Raises ServerFailed or ServerError."""
+    owners = [WATCHER, *(owner(wish, person) for wish in wishes for person in PEOPLE)]
+    keys = {name: secrets.token_hex(16) for name in owners}
+    given = ",".join(f"{name}={key}" for name, key in keys.items())
+    slots = asyncio.Semaphore(at_once)
+    with progress_bar(console) as bar:
+        shown = bar.add_task("wishes", total=len(wishes), note="starting a server")
+        print_without_bar(console, f"Wishes: {len(wishes)}. Ctrl-C stops and keeps those that are done.")
+        async with run_server(run_dir, *flags, "--api-key", given, key=keys[WATCHER]) as server:
+
+            async def one(wish: EvalWish) -> None:
+                async with slots, contextlib.AsyncExitStack() as stack:
+                    people = {
+                        person: await stack.enter_async_context(
+                            Chat(server.url, key=keys[owner(wish, person)], local=True)
+                        )
+                        for person in PEOPLE
+                    }
+                    measurement = WishMeasurement(wish, server, people, plan, lambda what: bar.update(shown, note=what))
+                    outcomes.append(await measurement.run())
+                bar.advance(shown)
+                print_without_bar(console, line(outcomes[-1]))
+
+            async with asyncio.TaskGroup() as tasks:
+                for wish in wishes:
+                    tasks.create_task(one(wish))
+
+
+def owner(wish: EvalWish, person: str) -> str:
+    return f"{wish.name}.{person}"
+
+
+def line(outcome: WishOutcome) -> str:
+    """A wish in one line."""
+    shares = ", ".join(f"{name} {outcome.exams[name].kept.mean:.2f}" for name in EXAMS)
+    sessions = " and ".join(f"{sessions_text(outcome, person)} ({person})" for person in (CORRECTS, COMPLAINS))
+    return f"{outcome.wish.name}: {shares}; sessions {sessions}"
+
+
+def sessions_text(outcome: WishOutcome, person: str) -> str:
+    return str(outcome.sessions(person) or f"> {MAX_SESSIONS}")
+
+
+def table(outcomes: Sequence[WishOutcome]) -> Table:
+    """The results. Each row has two lines, so that the table fits a terminal of 80 columns."""
+    results = Table(title="Unseen questions answered as wished, in % (95 % interval)", title_justify="left")
+    headings = ("wish", "before", "note", "one\ncorrect.", "two\ncorrect.", "sensible\nafter", "sessions\nuntil 3")
+    for heading in headings:
+        results.add_column(heading, no_wrap=True)
+    for outcome in outcomes:
+        corrects, complains = (sessions_text(outcome, person) for person in (CORRECTS, COMPLAINS))
+        results.add_row(
+            outcome.wish.name,
+            *(share(outcome.exams[name].kept) for name in EXAMS),
+            share(outcome.exams[EXAMS[-1]].sensible),
+            f"{corrects}\n({complains})",
+            end_section=True,
+        )
+    results.caption = "Sessions until three first replies in a row: who corrects (who only complains)"
+    return results
+
+
+def markdown(outcomes: Sequence[WishOutcome]) -> str:
+    """The results as a table for a page. Shares of the exams with their intervals."""
+    heads = ["wish", "set", *EXAMS, "sensible before", "sensible after", "elsewhere", "sessions, corrects"]
+    heads += ["sessions, complains", "note"]
+    rows = [heads, ["---"] * len(heads)]
+    for outcome in outcomes:
+        before, after = outcome.exams[EXAMS[0]], outcome.exams[EXAMS[-1]]
+        rows.append(
+            [
+                f"`{outcome.wish.name}`",
+                outcome.wish.group,
+                *(fraction(outcome.exams[name].kept) for name in EXAMS),
+                fraction(before.sensible),
+                fraction(after.sensible),
+                fraction(after.elsewhere) if after.elsewhere else "",
+                *(sessions_text(outcome, person) for person in (CORRECTS, COMPLAINS)),
+                note_text(outcome),
+            ]
+        )
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def note_text(outcome: WishOutcome) -> str:
+    """How the note of the corrections came about."""
+    texts = "; ".join(text.replace("|", "\\|") for text in outcome.notes)
+    return f"{'read' if outcome.note_was_read else 'given'}: {texts}"
+
+
+def fraction(interval: Interval) -> str:
+    return f"{interval.mean:.2f} ({interval.low:.2f}–{interval.high:.2f})"
+
+
+def outcome_data(outcome: WishOutcome) -> dict[str, Any]:
+    """A wish as data for JSON."""
+    return {
+        "wish": outcome.wish.name,
+        "set": outcome.wish.group,
+        "note": {"read": outcome.note_was_read, "texts": outcome.notes},
+        "corrections": outcome.corrections,
+        "sessions": {person: outcome.sessions(person) for person in outcome.first_replies},
+        "first_replies": outcome.first_replies,
+        "exams": {name: exam_data(outcome.exams[name]) for name in EXAMS},
+    }
+
+
+def exam_data(exam: WishExam) -> dict[str, Any]:
+    answers = itertools.chain(((True, answer) for answer in exam.answers), ((False, answer) for answer in exam.others))
+    return {
+        "kept": asdict(exam.kept),
+        "sensible": asdict(exam.sensible),
+        "elsewhere": asdict(exam.elsewhere) if exam.elsewhere else None,
+        "answers": [
+            {
+                "question": answer.question.text,
+                "in_scope": in_scope,
+                "answer": answer.answer,
+                "keeps_wish": answer.keeps_rules,
+                "faults": answer.faults,
+            }
+            for in_scope, answer in answers
+        ],
+    }
+
+
+def command_line(machine: Machine, options: argparse.Namespace, server: Sequence[str]) -> str:
+    """The command that repeats this measurement, without the passwords of URLs."""
+    words = ["openclaw-rl", "wishes", *([] if options.names else ["--set", options.set])]
+    words += ["--questions", str(options.questions), "--at-once", str(options.at_once), *machine.typed]
+    words += [*options.names, *(["--", *server] if server else [])]
+    return shlex.join(map(text_without_accounts, words))
