@@ -1,5 +1,6 @@
 """What a request is and whose session it belongs to, in the shapes that real clients send."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.api.capture.classify import classify, named_session, new_session_name
+from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.store import Ledger
@@ -395,8 +397,22 @@ def test_the_name_in_the_body_is_taken_as_it_is() -> None:
     assert named(session_id="case:7")[0] == "case:7"
 
 
-def test_very_long_names_are_cut() -> None:
-    assert named(session_id="x" * 10_000)[0] == "x" * 256
+#: Every way to name a session, with a name.
+WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "X-Session-Id": lambda name: {"headers": {"x-session-id": name}},
+    "session_id": lambda name: {"session_id": name},
+    "X-Claude-Code-Session-Id": lambda name: {"headers": {"x-claude-code-session-id": name}},
+    "x-session-affinity": lambda name: {"headers": {"x-session-affinity": name}},
+    "prompt_cache_key": lambda name: {"prompt_cache_key": name},
+    "Runtime": lambda name: {"messages": [user(f"hello\n\nRuntime: agent=main | sessionId={name} | host=box")]},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_very_long_name_is_refused(way: str) -> None:
+    assert named(**WAYS[way]("x" * 256))[0] == "x" * 256
+    with pytest.raises(ApiError, match=f"at most 256 characters; this one .*{way}.* has 257"):
+        named(**WAYS[way]("x" * 257))
 
 
 @pytest.mark.parametrize("parts", [False, True])

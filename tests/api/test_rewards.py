@@ -258,11 +258,18 @@ def test_names_that_differ_by_a_number_are_two_episodes(bench: Recording) -> Non
 
 
 @pytest.mark.parametrize("mode", ["0", "false"])
-def test_a_session_that_is_no_episode_is_rewarded_under_its_name_with_the_counter(bench: Recording, mode: str) -> None:
-    for name in ("run:1", "run:2"):
-        play(bench, name, mode=mode)
-    assert {turn.session.id for turn in bench.turns()} == {"run"}
-    assert reward(bench, "run:2", reward=1).json() == {"id": "run", "status": "recorded"}
+def test_a_reward_never_reaches_a_chat_with_another_name(bench: Recording, mode: str) -> None:
+    play(bench, "task", mode=mode)
+    unknown = reward(bench, "task:7", reward=1)
+    assert refusal(unknown) == (404, "unknown_session")
+    assert "'task'" in unknown.json()["error"]["message"]
+    assert bench.states() == [State.AWAITING]
+    assert not bench.turns()[0].feedback
+    assert reward(bench, "task", reward=1).json() == {"id": "task", "status": "recorded"}
+
+
+def test_a_session_of_a_reward_has_no_longer_name_than_others(bench: Recording) -> None:
+    assert refusal(reward(bench, "s" * 257, error="no start", group="g", group_size=2)) == (400, "name_too_long")
 
 
 @pytest.mark.parametrize(

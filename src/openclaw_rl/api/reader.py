@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Request
 
-from openclaw_rl.api.capture.classify import episode_of
+from openclaw_rl.api.capture.classify import NamedSession, episode_of, named_session
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, JsonSchemaFormat, NamedTool, TextRequest
 from openclaw_rl.engines.base import Sampler
@@ -235,6 +235,8 @@ class IncomingRequest:
     """What its answers must look like, without regard to reasoning; None if they are free."""
     episode: EpisodeMode | None
     """Given if the request is part of an episode."""
+    session: NamedSession | None
+    """None if the client names none."""
     max_context_tokens: int
     """The model's limit, answer included."""
     arrived: float
@@ -288,6 +290,7 @@ class RequestReader:
             raise ApiError(400, str(error), param="messages") from error
         except TooLong:
             raise far_too_long(limit) from None
+        episode = episode_of(headers, request)
         return IncomingRequest(
             owner=owner,
             headers=headers,
@@ -295,7 +298,8 @@ class RequestReader:
             chat=chat,
             prompt=prompt,
             constraint=self.rules.constraint(request),
-            episode=episode_of(headers, request),
+            episode=episode,
+            session=named_session(headers, request, messages, in_episode=episode is not None),
             max_context_tokens=limit,
             arrived=arrived,
         )

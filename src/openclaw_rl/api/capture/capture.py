@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from openclaw_rl.api.capture.classify import FROM_HISTORY, kind_of, named_session, new_session_name, truthy
+from openclaw_rl.api.capture.classify import FROM_HISTORY, kind_of, new_session_name, truthy
 from openclaw_rl.api.capture.note_giver import NoteGiver
 from openclaw_rl.api.capture.turn import OpenTurn, PromptMaker
 from openclaw_rl.api.reader import IncomingRequest
@@ -100,7 +100,7 @@ class Capture:
         owner = f"{incoming.owner} text" if isinstance(request, TextRequest) else incoming.owner
         keys = history.keys(owner, messages)
         in_episode = incoming.episode is not None
-        name, source = named_session(incoming.headers, request, messages, in_episode=in_episode) or (None, FROM_HISTORY)
+        name, source = incoming.session or (None, FROM_HISTORY)
         ancestor = self.ledger.read(find_ancestor, incoming.owner, keys.ends, name, self._continued)
         kind, reason = kind_of(incoming.headers, request, messages, in_episode=in_episode)
         if name is None:

@@ -128,24 +128,28 @@ def text_of(message: Message) -> str:
 def named_session(
     headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message], *, in_episode: bool = False
 ) -> NamedSession | None:
-    """The session that the client names, the most explicit way first; None if it names none. Long names are cut."""
-    if in_episode and (exact := headers.get("x-session-id")):
-        # Environments number their episodes; what looks like OpenClaw's counter is part of the name.
-        return exact[:MAX_NAME_CHARACTERS], "header X-Session-Id"
+    """The session that the client names, the most explicit way first; None if it names none. Raises 400: too long."""
+    given = headers.get("x-session-id")
     candidates = (
-        (without_counter(headers.get("x-session-id")), "header X-Session-Id"),
+        # Environments number their episodes; what looks like OpenClaw's counter is part of the name.
+        (given if in_episode else without_counter(given), "header X-Session-Id"),
         (request.session_id, "field session_id"),
         (headers.get("x-claude-code-session-id"), "header X-Claude-Code-Session-Id"),
         (without_counter(headers.get("x-session-affinity")), "header x-session-affinity"),
         (without_counter(request.prompt_cache_key), "field prompt_cache_key"),
         (runtime_session(messages), "OpenClaw's Runtime line"),
     )
-    return next(((name[:MAX_NAME_CHARACTERS], source) for name, source in candidates if name), None)
+    named = next(((name, source) for name, source in candidates if name), None)
+    if named is not None:
+        check_name(*named)
+    return named
 
 
-def possible_names(given: str) -> list[str]:
-    """The sessions that a client may mean by a name: the one of this name, and the one without OpenClaw's counter."""
-    return list(dict.fromkeys(name[:MAX_NAME_CHARACTERS] for name in (given, without_counter(given))))
+def check_name(name: str, source: str) -> None:
+    """Raise 400 if a session's name is too long. It is not cut: two sessions could become one."""
+    if len(name) > MAX_NAME_CHARACTERS:
+        message = f"A session's name has at most {MAX_NAME_CHARACTERS} characters; this one ({source}) has {len(name)}."
+        raise ApiError(400, message, code="name_too_long")
 
 
 def without_counter(name: str | None) -> str:
@@ -172,12 +176,8 @@ def episode_of(headers: Mapping[str, str], request: ChatRequest) -> EpisodeMode 
         return None
     if value != EpisodeMode.EVAL and value not in TRUE:
         raise ApiError(400, "X-Episode must be 1 or eval.", param="X-Episode")
-    name = headers.get("x-session-id")
-    if not name:
+    if not headers.get("x-session-id"):
         raise ApiError(400, "X-Episode needs the session's name in X-Session-Id.", param="X-Session-Id")
-    if len(name) > MAX_NAME_CHARACTERS:
-        message = f"The X-Session-Id of an episode has at most {MAX_NAME_CHARACTERS} characters."
-        raise ApiError(400, message, param="X-Session-Id")
     if (request.n or 1) > 1:
         raise ApiError(400, "An episode takes one answer at a time: leave n out.", param="n")
     if request.store is False:

@@ -1,12 +1,11 @@
 """How good answers were: feedback on one, the reward of an episode, and the end of a session."""
 
-import contextlib
 from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
-from openclaw_rl.api.capture.classify import possible_names
+from openclaw_rl.api.capture.classify import check_name, without_counter
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.service import server_of
 from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema, parse
@@ -97,36 +96,40 @@ async def feedback(request: Request) -> dict[str, str]:
 
 @router.post("/v1/sessions/{name:path}/close")
 async def close_session(name: str, request: Request) -> dict[str, str]:
-    """End a session: its last turn will not get a next state. The name may have the counter that OpenClaw adds."""
+    """End a session: its last turn will not get a next state."""
     server = server_of(request)
     owner = server.keys.owner(request)
     with refusals_of_ledger("The session cannot be closed"):
-        for id in possible_names(name):
-            if await server.ledger().write(sessions.close_session, SessionKey(owner, id)):
-                return {"id": id, "status": "closed"}
-    raise ApiError(404, f"You have no session {name!r}.", code="unknown_session")
+        if not await server.ledger().write(sessions.close_session, SessionKey(owner, name)):
+            raise unknown_session(name)
+    return {"id": name, "status": "closed"}
 
 
 @router.post("/v1/sessions/{name:path}/reward", openapi_extra=body_schema(RewardRequest))
 async def reward_session(name: str, request: Request) -> dict[str, str]:
-    """End an episode with its reward, or with the error because of which it has none.
-
-    The name may have the counter that OpenClaw adds.
-    """
+    """End an episode with its reward, or with the error because of which it has none."""
     server = server_of(request)
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse(RewardRequest, content)
+    check_name(name, "path")
     ledger = server.ledger()
     with refusals_of_ledger("The reward cannot be stored"):
-        for id in possible_names(name):
-            with contextlib.suppress(UnknownSession):
-                late = await ledger.write(episodes.end, SessionKey(owner, id), body.result(), ledger.group_size)
-                if late:
-                    # Raised only here: that the attempt came too late is recorded.
-                    raise TooLate(GROUP_IS_CLOSED)
-                return {"id": id, "status": "recorded"}
-    raise ApiError(404, f"You have no session {name!r}.", code="unknown_session")
+        try:
+            late = await ledger.write(episodes.end, SessionKey(owner, name), body.result(), ledger.group_size)
+        except UnknownSession:
+            raise unknown_session(name) from None
+        if late:
+            # Raised only here: that the attempt came too late is recorded.
+            raise TooLate(GROUP_IS_CLOSED)
+    return {"id": name, "status": "recorded"}
+
+
+def unknown_session(name: str) -> ApiError:
+    """The error for a name that no session has. Only the user knows whether a number at its end is a counter."""
+    chat = without_counter(name)
+    advice = "" if chat == name else f" A chat is named without OpenClaw's counter: {chat!r}."
+    return ApiError(404, f"You have no session {name!r}.{advice}", code="unknown_session")
 
 
 def parse_feedback(body: bytes) -> FeedbackRequest:
