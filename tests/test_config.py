@@ -216,6 +216,12 @@ class TestMistakes:
             ("model-name = 5", "--model-name 5"),
             ('model-name = ["a", "b"]', "--model-name"),
             ("api-key = [1]", "--api-key"),
+            pytest.param(f"seed = {'[' * 3000}{']' * 3000}", "nested too deeply", id="deep list"),
+            pytest.param(f"seed = {'{a=' * 3000}1{'}' * 3000}", "nested too deeply", id="deep table"),
+            pytest.param(f"seed = {'9' * 5000}", "server.toml is not valid TOML", id="5,000 digits"),
+            pytest.param(f"seed = 0x{'f' * 5000}", "--seed a huge number", id="5,000 hexadecimal digits"),
+            pytest.param(f"lora-rank = {'9' * 400}", "at most 9223372036854775807", id="400 digits"),
+            pytest.param(f"proxy-port = '{'x' * 5000}'", "x…", id="long text"),
         ],
     )
     def test_in_a_file(self, tmp_path: Path, content: str, names: str) -> None:
@@ -542,6 +548,16 @@ class TestCommandLine:
             (["serve", "--dry-run", "--model-name", "/no/such/model"], "/no/such/model"),
             (["serve", "--dry-run", "--model-name", "/no/such.gguf"], "/no/such.gguf"),
             (["serve", "--dry-run", "--backend", "tinker"], "--backend local"),
+            *(
+                ([command, *more, option, "x" * 5000], "too long")
+                for command, *more, option in (
+                    ("serve", "--dry-run", "--model-name"),
+                    ("serve", "--dry-run", "--teacher-model-name"),
+                    ("serve", "--run-dir"),
+                    ("serve", "--config"),
+                    ("demo", "--out"),
+                )
+            ),
         ],
     )
     def test_refusals(self, capsys: pytest.CaptureFixture[str], arguments: list[str], names: str) -> None:

@@ -66,7 +66,7 @@ def _import_file(path: Path, option: str) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         raise ConfigError(f"{option}: {path} cannot be imported: {describe(error, path)}.") from error
     return module
@@ -75,7 +75,7 @@ def _import_file(path: Path, option: str) -> ModuleType:
 def _import_module(name: str, option: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{option}: {name} cannot be imported: {describe(error)}.") from error
 
 

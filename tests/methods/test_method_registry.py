@@ -34,6 +34,7 @@ def test_a_name_that_no_method_has_is_refused_with_those_there_are() -> None:
         ("Other = 7", "Other", "is not a method: write a class"),
         ("class Other: ...", "Missing", "has no Missing"),
         ("raise RuntimeError('no')", "Other", "cannot be imported"),
+        ("import sys\nsys.exit(3)", "Other", "cannot be imported: own.py:2: SystemExit: 3"),
     ],
 )
 def test_a_file_without_a_method_is_refused(tmp_path: Path, code: str, name: str, sentence: str) -> None:

@@ -4,6 +4,7 @@
 fast.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,7 @@ from openclaw_rl.cli import (
     wishes,
 )
 from openclaw_rl.cli.parser import Parser
+from openclaw_rl.config.options import quoted
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import printable
 
@@ -55,6 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except UserError as error:
         print(f"openclaw-rl: {printable(str(error))}", file=sys.stderr)  # noqa: T201
+        return USAGE_ERROR
+    except OSError as error:
+        # Any option that names a file or a model may be given such a name.
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"openclaw-rl: This name is too long: {quoted(error.filename)}.", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -13,11 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from openclaw_rl.errors import UserError
 
+#: The largest whole number that an option takes; columns of databases and tensors take no larger one.
+MAX_INTEGER = 2**63 - 1
+#: How much of a wrong value a message quotes.
+MAX_QUOTED_CHARACTERS = 200
 #: Options by name, over several sections.
 Fields = Mapping[str, FieldInfo]
 
@@ -35,6 +39,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
     heading: ClassVar[str]
     """The group of its options in the docs and in --help."""
+
+    @field_validator("*")
+    @classmethod
+    def _is_no_huge_number(cls, value: Any) -> Any:
+        # Arithmetic with larger ones fails where nobody expects it.
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"it must be at most {MAX_INTEGER}")
+        return value
 
     @classmethod
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
@@ -166,7 +178,10 @@ def read_file(path: Path, fields: Fields) -> dict[str, Any]:
         content = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"The configuration file {path} could not be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"The configuration file {path} is nested too deeply.") from None
+    # Also of a number with thousands of digits.
+    except ValueError as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
     options = {key.replace("-", "_"): value for key, value in content.items()}
     for key in options:
@@ -194,9 +209,17 @@ def problem(error: ValidationError, fields: Fields, origins: Mapping[str, str]) 
     if not first["loc"]:
         return ConfigError(message + ".")
     name = str(first["loc"][0])
-    given = "" if option_of(fields[name]).secret else f" {first['input']!r}"
+    given = "" if option_of(fields[name]).secret else f" {quoted(first['input'])}"
     message = message[0].lower() + message[1:]
     return ConfigError(f"{flag(name)}{given} (from {origins[name]}) is not valid: {message}.")
+
+
+def quoted(value: Any) -> str:
+    """A value that somebody gave, as a message quotes it. A long one is cut."""
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return "a huge number"
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED_CHARACTERS else text[:MAX_QUOTED_CHARACTERS] + "…"
 
 
 def literal_choices(annotation: Any) -> list[str]:
