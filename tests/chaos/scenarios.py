@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from chaos import bad_judges, full_disk, fuzz, hostile_files, kills, slow_clients, soak, workers
+from chaos import bad_judges, crowded_page, full_disk, fuzz, hostile_files, kills, slow_clients, soak, workers
 from chaos.report import Report, Setting
 
 SCENARIOS: dict[str, Callable[[Report, Setting], None]] = {
     "fuzz": fuzz.run,
     "kills": kills.run,
     "slow-clients": slow_clients.run,
+    "crowded-page": crowded_page.run,
     "full-disk": full_disk.run,
     "bad-judges": bad_judges.run,
     "workers": workers.run,

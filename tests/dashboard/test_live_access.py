@@ -1,16 +1,24 @@
 """The live page behind keys: who gets in, what they see, and that no other site can act for them."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from openclaw_rl.dashboard.live import access
+from openclaw_rl.api import auth
+from openclaw_rl.dashboard.live import access, reads
+from support.harness import wait_for
 from support.live_page import ALICE, BOB, LivePage, live_page
 from support.page_assertions import read_page
+from support.raw_http import RawConnection, request_bytes
 
+VIEWS = ("", "sessions", "sessions/1", "learning", "environments")
 BEARER = {"Authorization": f"Bearer {ALICE.secret}"}
 
 
@@ -145,3 +153,126 @@ def test_a_form_that_is_none_or_too_large_is_refused(page: LivePage) -> None:
             answer = alice.http.post("/dashboard/feedback", content=body, headers={"X-Part": "main"})
             assert answer.status_code == status
             assert answer.json()["message"]
+
+
+def test_one_owner_s_logins_and_pages_shut_nobody_else_out(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MAX_LOGINS", 2)
+    monkeypatch.setattr(reads, "MAX_PAGES", 2)
+    with page.visitor(ALICE) as alice, page.visitor(BOB) as first, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            last = stack.enter_context(page.visitor(BOB))
+        assert "bananas" not in first.get("sessions").text, "the oldest of his own logins ends"
+        assert "bananas" in last.get("sessions").text
+        assert "apples" in alice.get("sessions").text
+        for visitor in (last, alice):
+            statuses = [stack.enter_context(visitor.http.stream("GET", "/dashboard/events")).status_code for _ in "123"]
+            assert statuses == [200, 200, 429]
+
+
+LONG = "9" * 5000
+BEYOND = str(2**63)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        *((f"sessions/{number}", {}) for number in (LONG, BEYOND)),
+        *((f"turns/{number}/tokens", {}) for number in (LONG, BEYOND)),
+        *((f"learning/{number}", {}) for number in (LONG, BEYOND)),
+        *((f"learning/{number}/again/{number}", {}) for number in (LONG, BEYOND)),
+        *(
+            (f"{view}?before={number}&after=1-{number}&since={number}", {})
+            for view in VIEWS
+            for number in (LONG, BEYOND)
+        ),
+        ("sessions?before=\ud800", {}),
+        ("assets/x/page.js?\ud800", {}),
+        ("nothing?\ud800", {}),
+        (f"screenshots/{'x' * 300}", {}),
+        (f"screenshots/{'x' * 5000}/1.png", {}),
+        ("learning/1/again/1", {"Origin": "http://["}),
+    ],
+)
+async def test_no_address_is_an_error_of_the_server(page: LivePage, path: str, headers: dict[str, str]) -> None:
+    with page.visitor(ALICE) as alice:
+        cookie = "; ".join(f"{name}={value}" for name, value in alice.http.cookies.items())
+    for own in ({"Cookie": cookie}, {}):
+        connection = RawConnection(httpx.URL(page.url).port or 80)
+        # Bytes as they are: a client's library would refuse to send some of them.
+        request = request_bytes("GET", f"/dashboard/{path}", {"Host": "127.0.0.1", **own, **headers}, b"")
+        answer = await connection.exchange(request)
+        await connection.close()
+        assert answer.status < 500
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://["}, {"Referer": "http://["}])
+def test_no_header_of_a_form_is_an_error_of_the_server(page: LivePage, headers: dict[str, str]) -> None:
+    page.say("I like pears", [{"role": "user", "content": "pears?"}], BEARER)
+    with page.visitor(ALICE) as alice:
+        form = {"token": alice.token, "turn": page.turns()[-1].number, "score": 1}
+        for action in ("feedback", "compare", "logout", "login"):
+            assert alice.http.post(f"/dashboard/{action}", data=form, headers=headers).status_code < 500
+    with page.visitor(ALICE) as alice:
+        for number in (LONG, BEYOND):
+            assert alice.do("feedback", turn=number, score=1).status_code == 400
+
+
+@pytest.mark.parametrize("last", [LONG, BEYOND, "-1", "x"])
+def test_a_page_follows_the_changes_whatever_it_heard_last(page: LivePage, last: str) -> None:
+    events, heard = "/dashboard/events", {"Last-Event-ID": last}
+    with page.visitor(ALICE) as alice, alice.http.stream("GET", events, headers=heard) as stream:
+        assert stream.status_code == 200
+        assert "event: change" in next(text for text in stream.iter_text() if "event" in text)
+
+
+@pytest.mark.parametrize("path", ["/v1/notes", "/readyz", "/dashboard/login"])
+def test_who_tries_wrong_keys_has_to_wait_and_nobody_else(
+    page: LivePage, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(auth, "FREE_TRIES", 1)
+    ended: dict[str, float] = {}
+
+    def send(secret: str) -> None:
+        if path == "/dashboard/login":
+            httpx.post(page.url + path, data={"key": secret})
+        else:
+            httpx.get(page.url + path, headers={"Authorization": f"Bearer {secret}"})
+        ended[secret] = time.monotonic()
+
+    wrong = [f"wrong-{number}" for number in range(4)]
+    started = time.monotonic()
+    with ThreadPoolExecutor(5) as threads:
+        tries = [threads.submit(send, secret) for secret in wrong]
+        wait_for(lambda: bool(ended))
+        threads.submit(send, BOB.secret).result()
+        assert len(ended) < 5, "the right key overtakes the wrong ones"
+        for one in tries:
+            one.result()
+    assert max(ended.values()) - started > 2.9 * auth.TRY_SECONDS
+
+
+async def test_what_is_kept_of_wrong_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(scope: Scope, _receive: Receive, send: Send) -> None:
+        scope[auth.WRONG_KEY] = True
+        await send({"type": "http.response.start", "status": 401})
+
+    async def ask(address: str) -> float:
+        started = time.monotonic()
+        await slow({"type": "http", "client": (address, 1)}, None, noted)  # type: ignore[arg-type]
+        return time.monotonic() - started
+
+    async def noted(message: Message) -> None:
+        sent.append(message)
+
+    sent: list[Message] = []
+    slow = auth.SlowGuesses(refuse)
+    monkeypatch.setattr(auth, "MAX_SOURCES", 3)
+    monkeypatch.setattr(auth, "MAX_WAITING", 2)
+    monkeypatch.setattr(auth, "MAX_WAIT_SECONDS", 0.2)
+    for number in range(10):
+        await ask(f"10.0.0.{number}")
+    assert len(slow._next_answer) == 3
+    # One network of IPv6 is one source, and no crowd is kept waiting.
+    waits = await asyncio.gather(*(ask(f"2001:db8::{number:x}") for number in range(20)))
+    assert sum(wait > 0.1 for wait in waits) == 2
+    assert len(sent) == 30

@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from openclaw_rl import __version__
 from openclaw_rl.api import errors
-from openclaw_rl.api.auth import KeyCheck, LoopbackOnly
+from openclaw_rl.api.auth import KeyCheck, LoopbackOnly, SlowGuesses
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.api.reader import BodyReader
 from openclaw_rl.api.routes import answers, feedback, health, notes, policy
@@ -53,7 +53,9 @@ def create_app(
         bodies=BodyReader(max_body_bytes),
     )
     errors.install(app)
-    if not keys:
+    if keys:
+        app.add_middleware(SlowGuesses)
+    else:
         app.add_middleware(LoopbackOnly, origins=origins)
     if origins:
         # Outermost, so that pages can read refusals too.

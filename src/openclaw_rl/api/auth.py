@@ -1,20 +1,30 @@
 """Who may use the server: API keys, and who may operate it; without keys, only programs on this machine."""
 
+import asyncio
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from hmac import compare_digest
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from fastapi import Request
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.options import ApiKey
 
 #: The owner of all requests to a server without keys.
 ANYONE = "anyone"
+#: In the scope of a request with a wrong key.
+WRONG_KEY = "openclaw_rl.wrong_key"
+#: How many wrong keys an address may try at once, and how often after that.
+FREE_TRIES, TRY_SECONDS = 10, 0.5
+#: The longest delay of an answer.
+MAX_WAIT_SECONDS = 5.0
+#: The most answers that wait, and the most sources that are remembered.
+MAX_WAITING, MAX_SOURCES = 500, 1000
 #: These change nothing, and a browser does not show their answers to a page of another site.
 READING_METHODS = ("GET", "HEAD")
 #: A server has few names, and few pages use it.
@@ -47,16 +57,18 @@ class KeyCheck:
 
     def known_owner(self, request: Request) -> str | None:
         """The name of the key that the request carries; None if it carries no known key."""
-        return self.owner_of(sent_key(request)) if self._keys else ANYONE
+        return self.owner_of(sent_key(request), request.scope) if self._keys else ANYONE
 
     @property
     def are_set(self) -> bool:
         """Whether the server has keys."""
         return bool(self._keys)
 
-    def owner_of(self, sent: bytes) -> str | None:
-        """The name of a key; None if no key is like this one."""
+    def owner_of(self, sent: bytes, scope: Scope) -> str | None:
+        """The name of a key that came with a request; None if no key is like this one: `SlowGuesses` is told."""
         matches = [name for name, secret in self._keys if compare_digest(secret, sent)]
+        if sent and not matches:
+            scope[WRONG_KEY] = True
         return matches[0] if matches else None
 
     def may_operate(self, owner: str) -> bool:
@@ -76,6 +88,49 @@ class KeyCheck:
 def sent_key(request: Request) -> bytes:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return (key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")).strip().encode()
+
+
+class SlowGuesses:
+    """Delays the answers to wrong keys, so that nobody can try many. For a server with keys.
+
+    - A right key is never delayed, whatever others send, also from the same address.
+    - An address may try `FREE_TRIES` wrong keys at once. After that, each has to wait for the one before it.
+    - An answer waits at most `MAX_WAIT_SECONDS`. Addresses that are remembered, and answers that wait, are bounded.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._next_answer: dict[str, float] = {}
+        self._waiting = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_slowly(message: Message) -> None:
+            if message["type"] == "http.response.start" and WRONG_KEY in scope:
+                await self._wait(source_of(scope))
+            await send(message)
+
+        await self.app(scope, receive, send_slowly)
+
+    async def _wait(self, source: str) -> None:
+        now = time.monotonic()
+        last = max(self._next_answer.pop(source, 0.0), now - FREE_TRIES * TRY_SECONDS)
+        answer_at = min(last + TRY_SECONDS, now + MAX_WAIT_SECONDS)
+        self._next_answer[source] = answer_at
+        if len(self._next_answer) > MAX_SOURCES:
+            del self._next_answer[next(iter(self._next_answer))]
+        if answer_at <= now or self._waiting >= MAX_WAITING:
+            return
+        self._waiting += 1
+        try:
+            await asyncio.sleep(answer_at - now)
+        finally:
+            self._waiting -= 1
+
+
+def source_of(scope: Scope) -> str:
+    """Where a request comes from. One client can have all addresses of an IPv6 network."""
+    address = (scope.get("client") or ("",))[0]
+    return str(ip_network(f"{address}/64", strict=False)) if ":" in address and "%" not in address else str(address)
 
 
 class LoopbackOnly:

@@ -120,7 +120,7 @@ def refusals_of_ledger(unavailable: str) -> Iterator[None]:
 
 def from_router(request: Request, error: HTTPException) -> ApiError:
     """The error for a path or method that the server does not have."""
-    absent = f"There is no {request.method} {request.url.path} here"
+    absent = f"There is no {request.method} {request.scope['path']} here"
     headers = dict(error.headers) if error.headers else None
     if error.status_code == 404:
         meant = path_meant(request)
@@ -132,9 +132,14 @@ def from_router(request: Request, error: HTTPException) -> ApiError:
     return ApiError(error.status_code, f"{error.detail}.", headers=headers)
 
 
+def path_of(request: Request) -> str:
+    """Not of `request.url`, which fails if the query is no UTF-8."""
+    return str(request.scope["path"])
+
+
 def path_meant(request: Request) -> str | None:
     """The path that exists if one `/v1` is added or removed, or slashes at the end are removed; None if none does."""
-    path = request.url.path.rstrip("/")
+    path = path_of(request).rstrip("/")
     for other in (path, PATH_PREFIX + path, path.removeprefix(PATH_PREFIX)):
         scope = {**request.scope, "path": other}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):

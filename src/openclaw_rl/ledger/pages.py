@@ -34,6 +34,8 @@ from openclaw_rl.types import (
     UpdateCard,
 )
 
+#: Numbers with so many digits may be larger than a column can hold.
+MAX_DIGITS = 19
 #: How many of a session's last verdicts a list shows.
 MAX_SIGNS = 14
 #: How much of a session's first message a list shows, in characters.
@@ -62,6 +64,11 @@ CARD = (
     f"(SELECT max(u.number) FROM update_turns u WHERE u.turn = t.number) AS used_by FROM turns t {SESSION}"
 )
 UPDATE = "SELECT u.*, (SELECT count(*) FROM update_turns t WHERE t.number = u.number) AS turns FROM updates u"
+
+
+def row_number(text: str) -> int | None:
+    """The number of a row, as addresses and forms write it; None if no row can have it."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
 
 
 def session_summaries(

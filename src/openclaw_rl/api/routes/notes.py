@@ -11,12 +11,10 @@ from openclaw_rl.api.wire import WireModel, body_schema, parse
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.errors import UnknownNote
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
+from openclaw_rl.ledger.pages import row_number
 from openclaw_rl.types import Note
 
 router = APIRouter()
-
-#: The largest number that a row of the ledger can have.
-MAX_NUMBER = 2**63 - 1
 
 
 def not_blank(text: str) -> str:
@@ -120,9 +118,10 @@ def check_length(text: str, *, is_example: bool) -> None:
 
 def read_number(text: str) -> int:
     """A note's number. Raises UnknownNote for a text that is none."""
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_NUMBER):
+    number = row_number(text)
+    if number is None:
         raise UnknownNote(f"There is no note {text[:40]!r}: notes have numbers.")
-    return int(text)
+    return number
 
 
 def encode(note: Note) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,8 +15,8 @@ from openclaw_rl.api.auth import ANYONE, KeyCheck
 COOKIE = "openclaw_rl"
 #: A login ends after this many seconds without a request.
 IDLE_SECONDS = 12 * 3600.0
-#: The most logins at once; the one that was idle longest ends first.
-MAX_LOGINS = 1000
+#: The most logins of one owner at once; the one that was idle longest ends first.
+MAX_LOGINS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +73,16 @@ class Access:
 
     def log_in(self, key: str, request: Request, response: Response) -> bool:
         """Set the cookie if the key is known; whether it is."""
-        owner = self._keys.owner_of(key.strip().encode())
+        owner = self._keys.owner_of(key.strip().encode(), request.scope)
         if owner is None:
             return False
         value = secrets.token_urlsafe(32)
         self._logins[hashlib.sha256(value.encode()).digest()] = Login(owner, time.monotonic())
-        while len(self._logins) > MAX_LOGINS:
-            self._logins.popitem(last=False)
-        secure = request.url.scheme == "https"
+        # In the order of their last use.
+        own = [digest for digest, login in self._logins.items() if login.owner == owner]
+        for digest in own[:-MAX_LOGINS]:
+            del self._logins[digest]
+        secure = request.scope["scheme"] == "https"
         response.set_cookie(COOKIE, value, path="/dashboard", httponly=True, samesite="strict", secure=secure)
         return True
 
@@ -100,6 +101,6 @@ class Access:
 def is_same_site(request: Request) -> bool:
     """Whether a request comes from one of our own pages, or from a program that is no browser."""
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host", ""):
         return False
     return request.headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")

@@ -6,8 +6,9 @@ Every change is a form that carries the viewer's token. Scripts get JSON, browse
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,7 +20,7 @@ from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard
 from openclaw_rl.learn.rollback import finish_deletions
 from openclaw_rl.ledger.deletion import delete_sessions
 from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
-from openclaw_rl.ledger.pages import find_session, find_turns
+from openclaw_rl.ledger.pages import find_session, find_turns, row_number
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.status import plural
 from openclaw_rl.ledger.store import Ledger
@@ -29,6 +30,8 @@ from openclaw_rl.types import Feedback
 
 log = logging.getLogger(__name__)
 
+#: The path in an address of one of our pages.
+OWN_PATH = re.compile(r"/dashboard/[^?#]*")
 #: The longest form.
 MAX_FORM_BYTES = 64_000
 MAX_TEXT_CHARACTERS = 4000
@@ -106,15 +109,15 @@ def answer(request: Request, status: int, message: str, location: str = "") -> R
         return JSONResponse({"message": message, "location": location}, status, HEADERS)
     if status >= 400:
         return Response(message, status, HEADERS, "text/plain")
-    back = urlsplit(request.headers.get("referer", "")).path
-    return redirect(location or (back if back.startswith("/dashboard/") else "/dashboard/"))
+    came_from = OWN_PATH.search(request.headers.get("referer", ""))
+    return redirect(location or (came_from[0] if came_from else "/dashboard/"))
 
 
 def number_in(fields: Fields, name: str) -> int:
-    text = fields.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+    number = row_number(fields.get(name, ""))
+    if number is None:
         raise PageProblem(400, f"The form has no {name}.")
-    return int(text)
+    return number
 
 
 def ledger_of(dashboard: Dashboard) -> Ledger:

@@ -18,7 +18,7 @@ from openclaw_rl.dashboard.live.reads import ChangeFeed, PageThreads
 from openclaw_rl.dashboard.views.learning import STYLES
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerUnusable
-from openclaw_rl.ledger.pages import cursor
+from openclaw_rl.ledger.pages import cursor, row_number
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import Sign
 
@@ -142,7 +142,8 @@ class Dashboard:
 
     def login_page(self, request: Request, problem: str = "", wanted: str = "") -> Response:
         """The form that asks for a key, on the way to the page that was wanted; 401 for what a script fetches."""
-        wanted = wanted or request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope["query_string"].decode("latin-1")
+        wanted = wanted or request.scope["path"] + (f"?{query}" if query else "")
         if request.headers.get(PART_HEADER):
             return Response("Log in first.", 401, HEADERS, "text/plain")
         values = {**self.frame(request, None, "", None), "problem": problem, "next": wanted}
@@ -206,5 +207,4 @@ def redirect(to: str) -> RedirectResponse:
 
 def whole_number(request: Request, name: str) -> int | None:
     """A number in the query; None if it is missing or is none."""
-    text = request.query_params.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+    return row_number(request.query_params.get(name, ""))

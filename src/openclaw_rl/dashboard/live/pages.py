@@ -14,7 +14,7 @@ from openclaw_rl.dashboard.live.screenshots import images
 from openclaw_rl.dashboard.views.now import NowView, Tile, amount, memory_bytes, now_view, size
 from openclaw_rl.dashboard.views.turn import compare_hints, from_card, token_view
 from openclaw_rl.ledger import episodes
-from openclaw_rl.ledger.pages import ONLY, find_session, find_turns, session_page, turn_page
+from openclaw_rl.ledger.pages import ONLY, find_session, find_turns, row_number, session_page, turn_page
 from openclaw_rl.ledger.screenshot_folders import folder_name
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.ledger.turns import load_turn
@@ -28,7 +28,7 @@ KEPT_FOR_GOOD = {"Cache-Control": "public, max-age=31536000, immutable", "X-Cont
 
 async def assets(request: Request) -> Response:
     name = request.path_params["name"]
-    if name not in ASSETS or request.url.path != asset_url(name):
+    if name not in ASSETS or request.scope["path"] != asset_url(name):
         return Response("There is no such file.", 404, HEADERS, "text/plain")
     return Response(asset(name), headers=KEPT_FOR_GOOD, media_type=f"{ASSETS[name]}; charset=utf-8")
 
@@ -41,10 +41,10 @@ async def events(request: Request) -> Response:
     # Another site must not use up the streams.
     if not is_same_site(request):
         return Response("This is for our own page.", 403, HEADERS, "text/plain")
-    if dashboard.feed.is_full:
-        return Response("Too many pages are open.", 503, HEADERS, "text/plain")
-    last = request.headers.get("last-event-id", "")
-    since = int(last) if last.isascii() and last.isdecimal() else whole_number(request, "since") or 0
+    if dashboard.feed.is_full(viewer.owner):
+        return Response("Too many of your pages are open.", 429, HEADERS, "text/plain")
+    last = row_number(request.headers.get("last-event-id", ""))
+    since = last if last is not None else whole_number(request, "since") or 0
     stream = dashboard.feed.events(viewer.owner, since, pulse="pulse" in request.query_params)
     return StreamingResponse(stream, media_type="text/event-stream", headers={**HEADERS, "X-Accel-Buffering": "no"})
 
@@ -110,9 +110,10 @@ async def sessions(request: Request) -> Response:
 
 def place_of(text: str) -> PagePlace | None:
     """A place in the list of sessions, as links write it; None if it is none."""
-    last, _, number = text.rpartition("-")
+    last, _, digits = text.rpartition("-")
+    number = row_number(digits)
     try:
-        return PagePlace(float(last), int(number)) if number.isdecimal() and len(number) < 19 else None
+        return PagePlace(float(last), number) if number is not None else None
     except ValueError:
         return None
 

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 THREADS = 2
 #: A page that has heard nothing for so long is sent an empty comment, so that proxies keep the connection.
 KEEPALIVE_SECONDS = 20.0
-#: The most pages that can be open at once.
+#: The most pages that one owner can have open at once.
 MAX_PAGES = 100
 KEEPALIVE = b": still here\n\n"
 PULSE = b"event: pulse\ndata: {}\n\n"
@@ -81,13 +81,12 @@ class ChangeFeed:
         self._pulse = pulse
         self._pulse_seconds = pulse_seconds
         self._min_interval = min_interval
-        self._wakers: set[asyncio.Event] = set()
+        self._wakers: dict[asyncio.Event, str] = {}
         self._closed = False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further page can be told of changes."""
-        return len(self._wakers) >= MAX_PAGES
+    def is_full(self, owner: str) -> bool:
+        """Whether no further page of an owner can be told of changes."""
+        return sum(other == owner for other in self._wakers.values()) >= MAX_PAGES
 
     def close(self) -> None:
         """End all streams. To be called on the event loop."""
@@ -98,12 +97,12 @@ class ChangeFeed:
     async def events(self, owner: str, since: int, *, pulse: bool) -> AsyncIterator[bytes]:
         """The events for one page after a cursor; with `pulse`, also those about the server's numbers."""
         with self._ledger.watch() if self._ledger else contextlib.nullcontext(asyncio.Event()) as changed:
-            self._wakers.add(changed)
+            self._wakers[changed] = owner
             try:
                 async for event in self._follow(changed, owner, since, pulse):
                     yield event
             finally:
-                self._wakers.discard(changed)
+                del self._wakers[changed]
 
     async def _follow(self, changed: asyncio.Event, owner: str, since: int, pulse: bool) -> AsyncIterator[bytes]:
         # At once, so that a proxy passes the headers on.

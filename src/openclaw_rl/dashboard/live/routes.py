@@ -1,6 +1,7 @@
 """The addresses of the live page."""
 
 from fastapi import FastAPI
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -8,6 +9,16 @@ from starlette.routing import Route
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.dashboard.live import actions, compare, learning, notes, pages, screenshots
 from openclaw_rl.dashboard.live.dashboard import Dashboard, LiveRun, redirect
+from openclaw_rl.ledger.pages import MAX_DIGITS
+
+
+class RowConvertor(IntegerConvertor):
+    """A number that a row of the ledger can have. Other addresses do not exist."""
+
+    regex = f"[0-9]{{1,{MAX_DIGITS - 1}}}"
+
+
+register_url_convertor("row", RowConvertor())
 
 
 async def root(request: Request) -> Response:
@@ -24,14 +35,14 @@ ROUTES = (
     Route("/dashboard/assets/{digest}/{name}", pages.assets),
     Route("/dashboard/events", pages.events),
     Route("/dashboard/sessions", pages.sessions),
-    Route("/dashboard/sessions/{number:int}", pages.session),
-    Route("/dashboard/turns/{number:int}/tokens", pages.tokens),
+    Route("/dashboard/sessions/{number:row}", pages.session),
+    Route("/dashboard/turns/{number:row}/tokens", pages.tokens),
     Route("/dashboard/notes", notes.page),
     Route("/dashboard/notes", actions.action(notes.change), methods=["POST"]),
     Route("/dashboard/correct", actions.action(notes.correct), methods=["POST"]),
     Route("/dashboard/learning", learning.learning),
-    Route("/dashboard/learning/{number:int}", learning.step),
-    Route("/dashboard/learning/{update:int}/again/{number:int}", learning.answer_before_and_after),
+    Route("/dashboard/learning/{number:row}", learning.step),
+    Route("/dashboard/learning/{update:row}/again/{number:row}", learning.answer_before_and_after),
     Route("/dashboard/environments", learning.environments),
     Route("/dashboard/screenshots/{folder}", screenshots.page),
     Route("/dashboard/screenshots/{folder}/{name}", screenshots.image),

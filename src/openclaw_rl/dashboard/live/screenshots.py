@@ -16,8 +16,8 @@ from openclaw_rl.ledger.pages import named_session
 from openclaw_rl.ledger.screenshot_folders import FOLDER
 from openclaw_rl.types import SessionCard
 
-#: What the environment names folders and images. No name leads to another folder.
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+#: What the environment names folders and images. No name leads to another folder, or is too long for one.
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 _IMAGE_NAME = re.compile(r"\d+\.png")
 #: Episodes whose last screenshot the list shows.
 MAX_LISTED = 24
