@@ -1,6 +1,8 @@
 """The index finds what one pattern of all phrases finds."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -52,3 +54,18 @@ def test_only_the_alternatives_that_begin_with_a_letter_are_kept() -> None:
     assert narrow("(?:that|it) is(?: not)? bad", "i") == "(?:it) is(?: not)? bad"
     assert narrow("(?:(?:is|it) )?(?:bad|so)", "b") == "(?:bad)"
     assert narrow("(?:is |not )*that", "i") == "(?:is |not )*that"
+
+
+def test_the_first_note_waits_only_for_the_phrases_of_its_language() -> None:
+    code = """
+import asyncio, time
+from openclaw_rl.app.background import BackgroundLoops
+began = time.process_time()
+topic = asyncio.run(BackgroundLoops(None, None, 1.0).topic_of("Answer in one sentence."))
+print(topic, time.process_time() - began)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    topic, seconds = shown.split()
+    assert topic == "length"
+    # All phrases take six times as long as these.
+    assert float(seconds) < 1.5

@@ -11,7 +11,6 @@ from openclaw_rl.api.service import IsGone, OperationFailed, Operations
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
-from openclaw_rl.judge.rules import ready
 from openclaw_rl.judge.rules.wishes import topic_of
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
@@ -100,8 +99,8 @@ class BackgroundLoops(Operations):
             return None
 
     async def topic_of(self, note: str) -> str:
-        await ready()
-        return topic_of(note)
+        # In a thread, because the first note in a language has its phrases compiled.
+        return await asyncio.to_thread(topic_of, note)
 
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         if self.outside is not None:

@@ -65,7 +65,8 @@ def _compile_once() -> None:
     """Compile all phrases, once. It takes seconds, in small steps, so that other threads go on."""
     with _compiling:
         if not _compiled.is_set():
-            all_grammars()
+            for grammar in all_grammars():
+                grammar.compile()
             read_reply("", "run()", [{"role": "tool", "content": "Error: none"}])
             for language in all_languages():
                 for phrases in language.signals.values():

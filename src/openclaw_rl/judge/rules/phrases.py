@@ -9,9 +9,9 @@ file. `signals.py` explains the signals.
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from importlib.resources import files
 from itertools import islice
 from typing import Any, NamedTuple, Self
@@ -49,13 +49,16 @@ _LOOK_AROUND = ("(?!", "(?=", "(?<")
 class PhraseGroup:
     """Phrases of one signal and language that can begin with one letter. Compiled at its first use."""
 
-    def __init__(self, spaced: bool) -> None:
+    def __init__(self, letter: str, spaced: bool) -> None:
+        """`letter`: "" if they can begin with any."""
         self.phrases: list[str] = []
+        self._letter = letter
         self._spaced = spaced
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        return join(self.phrases, self._spaced)
+        phrases = [narrow(phrase, self._letter) for phrase in self.phrases] if self._letter else self.phrases
+        return join(phrases, self._spaced)
 
 
 class PhraseIndex:
@@ -77,14 +80,13 @@ class PhraseIndex:
         `spaced`: the script has spaces between words, so phrases match whole words and start at a word.
         `few_places`: the phrases are tried at few positions. Those with many first letters are then compiled only once.
         """
-        groups: dict[str, PhraseGroup] = defaultdict(lambda: PhraseGroup(spaced))
+        groups: dict[str, PhraseGroup] = {}
         for phrase in phrases:
             letters = first_letters(phrase) if spaced else None
             if letters is None or (few_places and len(letters) > _MANY_LETTERS):
-                groups[""].phrases.append(phrase)
-                continue
+                letters = frozenset([""])
             for letter in letters:
-                groups[letter].phrases.append(narrow(phrase, letter))
+                groups.setdefault(letter, PhraseGroup(letter, spaced)).phrases.append(phrase)
         return cls({letter: [group] for letter, group in groups.items()})
 
     @classmethod
@@ -145,16 +147,20 @@ class Phrases(NamedTuple):
         self.anywhere.compile()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Language:
-    """The phrases of one phrase file, or of all files with the same script."""
+    """The phrases of one phrase file, or of all files with the same script. They are read at their first use."""
 
     script: re.Pattern[str]
     spaced: bool
     """Whether words have spaces between them."""
-    signals: dict[str, Phrases]
+    read_signals: Callable[[], dict[str, Phrases]]
     small_words: frozenset[str]
     """Words that do not change what a request asks for. A language is also recognised by them."""
+
+    @cached_property
+    def signals(self) -> dict[str, Phrases]:
+        return self.read_signals()
 
 
 class Lexicon:
@@ -265,19 +271,22 @@ def all_small_words() -> frozenset[str]:
 
 def merge(languages: Sequence[Language]) -> Language:
     """Languages of one script as one."""
+    small_words = frozenset().union(*(language.small_words for language in languages))
+    return Language(languages[0].script, languages[0].spaced, partial(merge_signals, languages), small_words)
+
+
+def merge_signals(languages: Sequence[Language]) -> dict[str, Phrases]:
     listed: dict[str, list[Phrases]] = defaultdict(list)
     for language in languages:
         for signal, phrases in language.signals.items():
             listed[signal].append(phrases)
-    signals = {
+    return {
         signal: Phrases(
             PhraseIndex.merge([phrases.at_start for phrases in parts]),
             PhraseIndex.merge([phrases.anywhere for phrases in parts]),
         )
         for signal, parts in listed.items()
     }
-    small_words = frozenset().union(*(language.small_words for language in languages))
-    return Language(languages[0].script, languages[0].spaced, signals, small_words)
 
 
 @cache
@@ -288,28 +297,33 @@ def tables() -> tuple[dict[str, Any], ...]:
     return tuple(tomllib.loads((folder / name).read_text("utf-8")) for name in names)
 
 
-def read_language(table: dict[str, Any]) -> Language:
-    """Read the signals of one phrase file."""
+def read_language(table: Mapping[str, Any]) -> Language:
+    """The language of one phrase file."""
+    signals = partial(read_signals, table)
+    return Language(SCRIPTS[table["script"]], is_spaced(table), signals, word_list(table, "small_words"))
+
+
+def read_signals(table: Mapping[str, Any]) -> dict[str, Phrases]:
     signals = {}
     for signal, listed in table["signals"].items():
         # A lead only matches at the start of a clause.
         start = "^" if signal == "lead" else ""
         phrases = [start + part for phrase in listed for part in split(expand(phrase, table))]
         signals[signal] = read_phrases(phrases, table)
-    return Language(SCRIPTS[table["script"]], is_spaced(table), signals, word_list(table, "small_words"))
+    return signals
 
 
-def is_spaced(table: dict[str, Any]) -> bool:
+def is_spaced(table: Mapping[str, Any]) -> bool:
     """Whether a phrase file's language has spaces between words."""
     return table["script"] in _SPACED_SCRIPTS
 
 
-def word_list(table: dict[str, Any], name: str) -> frozenset[str]:
+def word_list(table: Mapping[str, Any], name: str) -> frozenset[str]:
     """The words of a list in a phrase file."""
     return frozenset(_WORD.findall(normalise(" ".join(table.get(name, [])))))
 
 
-def expand(phrase: str, table: dict[str, Any]) -> str:
+def expand(phrase: str, table: Mapping[str, Any]) -> str:
     """A phrase with the file's word groups filled in (groups may hold groups), normalised as the text will be."""
     words = table.get("words", {})
     for _depth in range(3):
@@ -318,7 +332,7 @@ def expand(phrase: str, table: dict[str, Any]) -> str:
     return "".join(part if part.startswith("\\") else normalise(part) for part in re.split(r"(\\.)", phrase))
 
 
-def read_phrases(phrases: Iterable[str], table: dict[str, Any]) -> Phrases:
+def read_phrases(phrases: Iterable[str], table: Mapping[str, Any]) -> Phrases:
     """Index expanded phrases of one meaning."""
     ended = [re.sub(r"(?<!\\)\$", lambda _: _CLAUSE_END, phrase) for phrase in phrases]
     at_start = [inner_starts(phrase[1:]) for phrase in ended if phrase.startswith("^")]

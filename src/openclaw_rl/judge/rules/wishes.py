@@ -26,8 +26,7 @@ expressions over normalised text, with the word groups of the file's `[words]`:
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from openclaw_rl.judge.rules.hints import form_wishes
@@ -109,21 +108,57 @@ class WishFound(NamedTuple):
     """As in a `Wish`."""
 
 
-@dataclass(frozen=True, slots=True)
-class WishGrammar:
-    """How wishes are phrased in one language."""
+class LatePatterns(dict[str, re.Pattern[str]]):
+    """The entries of a language's `[wishes]` that are one pattern. Each is compiled at its first use."""
 
-    script: re.Pattern[str]
-    small_words: frozenset[str]
-    topic_noise: frozenset[str]
-    """Words that say nothing about the topic of a wish."""
-    patterns: Mapping[str, re.Pattern[str]]
-    """The entries of the table that are one pattern."""
-    wishes: Mapping[str, Sequence[re.Pattern[str]]]
-    """Those that are lists of clauses that are wishes."""
-    rewritten: Sequence[tuple[re.Pattern[str], str, bool]]
-    about_user: Sequence[tuple[re.Pattern[str], str]]
-    topics: Sequence[tuple[re.Pattern[str], str]]
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._table = table
+
+    def __missing__(self, name: str) -> re.Pattern[str]:
+        return self.setdefault(name, re.compile(expand(self._table["wishes"][name], self._table)))
+
+
+class WishGrammar:
+    """How wishes are phrased in one language. Most of it is compiled when a text is read that may be in it."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        """`table`: a phrase file that has `[wishes]`."""
+        self._table = table
+        self.script = SCRIPTS[table["script"]]
+        self.small_words = word_list(table, "small_words")
+        #: Words that say nothing about the topic of a wish.
+        self.topic_noise = self.small_words | word_list(table, "words_of_asking")
+        self.patterns = LatePatterns(table)
+
+    @cached_property
+    def wishes(self) -> Mapping[str, Sequence[re.Pattern[str]]]:
+        """Lists of clauses that are wishes."""
+        given = self._table["wishes"]
+        return {name: list(map(self._compiled, given[name])) for name in ("wishes", "standing_wishes", "after_wish")}
+
+    @cached_property
+    def rewritten(self) -> Sequence[tuple[re.Pattern[str], str, bool]]:
+        given = self._table["wishes"]["rewritten"]
+        return [(self._compiled(one["when"]), one["say"], one.get("undoes", False)) for one in given]
+
+    @cached_property
+    def about_user(self) -> Sequence[tuple[re.Pattern[str], str]]:
+        return [(self._compiled(one["when"]), one["say"]) for one in self._table["wishes"]["about_user"]]
+
+    @cached_property
+    def topics(self) -> Sequence[tuple[re.Pattern[str], str]]:
+        return [(self._compiled(one["when"]), one["name"]) for one in self._table["wishes"]["topics"]]
+
+    def _compiled(self, phrase: str) -> re.Pattern[str]:
+        return re.compile(expand(phrase, self._table))
+
+    def compile(self) -> None:
+        """Compile everything now."""
+        _ = self.wishes, self.rewritten, self.about_user, self.topics
+        for name, value in self._table["wishes"].items():
+            if isinstance(value, str):
+                _ = self.patterns[name]
 
     def topic(self, normalised: str) -> str:
         """What a normalised clause is about: a named topic, or its first content words."""
@@ -413,24 +448,4 @@ def grammars_for(normalised: str) -> list[WishGrammar]:
 @cache
 def all_grammars() -> tuple[WishGrammar, ...]:
     """The grammar of each phrase file that has one."""
-    return tuple(read_grammar(table) for table in tables() if "wishes" in table)
-
-
-def read_grammar(table: dict[str, Any]) -> WishGrammar:
-    """Read the `[wishes]` of one phrase file."""
-    given = table["wishes"]
-
-    def compiled(phrase: str) -> re.Pattern[str]:
-        return re.compile(expand(phrase, table))
-
-    small_words = word_list(table, "small_words")
-    return WishGrammar(
-        script=SCRIPTS[table["script"]],
-        small_words=small_words,
-        topic_noise=small_words | word_list(table, "words_of_asking"),
-        patterns={name: compiled(value) for name, value in given.items() if isinstance(value, str)},
-        wishes={name: [compiled(one) for one in given[name]] for name in ("wishes", "standing_wishes", "after_wish")},
-        rewritten=[(compiled(one["when"]), one["say"], one.get("undoes", False)) for one in given["rewritten"]],
-        about_user=[(compiled(one["when"]), one["say"]) for one in given["about_user"]],
-        topics=[(compiled(one["when"]), one["name"]) for one in given["topics"]],
-    )
+    return tuple(WishGrammar(table) for table in tables() if "wishes" in table)
