@@ -260,7 +260,11 @@ WIRES = {
         text_whole,
     ),
 }
-PIECES = st.sampled_from([CALL, "<think>", "</think>", "\n", "hm", "the fox 狐狸", "<tool_call>", "{", '"x"', " "])
+#: With characters that end a line for some clients, and for `events_of`.
+LINE_ENDS = ("\n", "\r", "\x85", "\u2028", "\u2029", "\x0b", "\x1e")
+PIECES = st.sampled_from(
+    [CALL, "<think>", "</think>", *LINE_ENDS, "hm", "the fox 狐狸", "<tool_call>", "{", '"x"', " "]
+)
 
 
 @pytest.mark.parametrize("name", WIRES)

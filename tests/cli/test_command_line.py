@@ -87,3 +87,17 @@ print([name for name in ("transformers", "torch._dynamo") if name in sys.modules
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines() == ["False", "[]"]
+
+
+def test_a_process_that_stops_with_its_input_can_end_before_it() -> None:
+    code = """
+import threading, time
+from openclaw_rl.cli.serve import stop_with_input
+threading.Thread(target=stop_with_input, daemon=True).start()
+time.sleep(0.3)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""

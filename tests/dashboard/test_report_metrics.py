@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from openclaw_rl.dashboard.run import read_metrics, read_step
 from openclaw_rl.dashboard.views.learning import PANELS, step_charts
 from openclaw_rl.learn.reporting import JsonLines
+from openclaw_rl.types import SampleKind
 from support.judged_run import a_report, write_metrics
 
 
@@ -60,6 +61,8 @@ def test_every_number_that_is_asked_for_has_a_picture() -> None:
     shown = {name for panel in PANELS for name, _ in panel.lines}
     wanted = {"reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds"}
     assert wanted <= shown
+    kinds = {kind.replace("+", "_") for kind in SampleKind}
+    assert kinds in [{name for name, _ in panel.lines} for panel in PANELS], "all samples of a step in one picture"
     drawn = step_charts([{**dict.fromkeys(shown, 0.5), "step": float(step)} for step in (1, 2)])
     assert len(drawn) == len(PANELS)
     assert any("from feedback to served weights, from 0.5 to 0.5" in chart.svg for chart in drawn)

@@ -84,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
 
 def stop_with_input() -> None:
     """Wait until standard input is closed, then stop this process in order."""
-    while sys.stdin.buffer.read(IGNORED_BYTES):
+    # Not through Python's buffer: its lock would be held when the process ends, which Python ends with an abort.
+    while os.read(sys.stdin.fileno(), IGNORED_BYTES):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

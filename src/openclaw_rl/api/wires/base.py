@@ -15,6 +15,8 @@ from openclaw_rl.rendering.tool_calls import ParsedToolCall
 
 #: Ends a stream of OpenAI's older wires.
 DONE = b"data: [DONE]\n\n"
+#: Some clients split lines at these characters too, so they are escaped. JSON allows it, and has them only in strings.
+LINE_ENDS = [(char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029"]
 #: Fields with the same meaning on every wire that has them.
 SAME_FIELDS = (
     *CaptureFields.model_fields,
@@ -41,8 +43,11 @@ class Wire(Protocol):
 
 
 def data_event(body: Mapping[str, Any]) -> bytes:
-    """A server-sent event, as OpenAI's older wires write it."""
-    return b"data: " + to_json(body) + b"\n\n"
+    """A server-sent event, as OpenAI's older wires write it. No character in it ends a line but its last two."""
+    text = to_json(body)
+    for line_end, escaped in LINE_ENDS:
+        text = text.replace(line_end, escaped)
+    return b"data: " + text + b"\n\n"
 
 
 def named_event(name: str, body: Mapping[str, Any]) -> bytes:

@@ -25,6 +25,8 @@ from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import environment_class, load_environment
 
+#: Standard input without a buffer: the lock of Python's own would be held when the process ends, which would abort it.
+ORDERS = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - as long as the process runs
 #: Longer errors are cut.
 MAX_ERROR_CHARACTERS = 1000
 
@@ -135,8 +137,8 @@ class AttemptRunner:
 
 def listen(order: Callable[[str], object]) -> None:
     """Read orders. When our side is gone or wants this to stop, standard input closes: end at once."""
-    for line in sys.stdin:
-        order(line.strip())
+    for line in ORDERS:
+        order(line.decode().strip())
     kill_descendants()
     os.killpg(0, signal.SIGKILL)
 
@@ -187,7 +189,7 @@ async def run(settings: dict[str, Any], results: Results) -> None:
 def main() -> None:
     results = Results()
     try:
-        asyncio.run(run(json.loads(sys.stdin.readline()), results))
+        asyncio.run(run(json.loads(ORDERS.readline()), results))
     finally:
         kill_descendants()
 
