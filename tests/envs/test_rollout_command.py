@@ -1,17 +1,21 @@
 """`openclaw-rl rollout`: which server it uses, what it prints, and how it ends."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw_rl.cli import main
+from openclaw_rl.envs import rollout
 from openclaw_rl.envs.driver import STOPPED
+from openclaw_rl.lab.server import RunningServer
 from openclaw_rl.ledger.run_dir import read_server
 from support.episode_server import EpisodeServer, completion
 from support.harness import running, wait_for
@@ -71,6 +75,38 @@ def test_a_study_measures_the_same_held_out_tasks_before_and_after(
     assert line["change"]["p"] < 0.001
     assert [point["episodes"] for point in line["curve"]] == [4]
     assert "Held-out tasks solved" in capsys.readouterr().out
+
+
+def test_a_server_of_its_own_trains_on_what_was_collected_before_it_stops(
+    server: EpisodeServer,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextlib.asynccontextmanager
+    async def run_server(run_dir: Path, *_flags: str) -> AsyncIterator[RunningServer]:
+        yield RunningServer(server.url, run_dir)
+        stopped.append(server.state)
+
+    def state(version: int, waiting: int) -> dict[str, Any]:
+        step = {"step": version + 1, "samples": waiting, "needed": 8, "training": version == 0}
+        return {"policy_version": version, "next_step": step, "queue": {"to_judge": 0, "to_train": waiting}}
+
+    def train(*_: Any) -> None:
+        """The step ends a while after the last reward."""
+        server.state = state(0, 11)
+        threading.Timer(0.5, lambda: setattr(server, "state", state(1, 3))).start()
+
+    stopped: list[dict[str, Any]] = []
+    server.on_reward = train
+    monkeypatch.setattr(rollout, "run_server", run_server)
+    flags = ["--env", SUMS, "--tasks", "1", "--group", "1", "--run-dir", str(tmp_path), "--own-server"]
+    assert main(["rollout", *flags, "--model-name", str(tiny_model)]) == 0
+    assert stopped == [state(1, 3)]
+    out = capsys.readouterr().out
+    assert "3 judged turns wait for the next training step, which needs 8. " in out
+    assert f"with --run-dir {tmp_path} goes on with them; -- --batch-size 3 makes" in out
 
 
 def test_a_study_measures_each_task_once(

@@ -15,6 +15,7 @@ from rich.console import Console
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals import trial
 from openclaw_rl.evals.chat import Reply
+from openclaw_rl.evals.demo import not_trained
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.trial import Exam, Trial, TrialOutcome, TrialPlan
@@ -183,10 +184,35 @@ async def test_a_request_that_fails_ends_the_trial(tmp_path: Path) -> None:
     assert raised.group_contains(ServerError)
 
 
-async def test_nobody_waits_for_a_step_beyond_the_time(tmp_path: Path) -> None:
+async def test_nobody_waits_for_ever_for_a_step(tmp_path: Path) -> None:
+    held = make(tmp_path, lambda: WAITING, FakeChat(), sessions=10_000, minutes=0.005)
+    held.settle_seconds = 0.1
     async with asyncio.timeout(10):
-        outcome = await outcome_of(make(tmp_path, lambda: WAITING, FakeChat(), sessions=10_000, minutes=0.005))
+        outcome = await outcome_of(held)
     assert len(outcome.sessions) < 10_000
+    assert outcome.left == "8 judged turns wait for the next training step, which needs 8"
+    assert not_trained(outcome).startswith("No training step was made, so nothing has changed. 8 judged turns wait")
+
+
+async def test_a_step_of_what_was_said_is_waited_for_when_the_time_is_up(tmp_path: Path) -> None:
+    def tell() -> dict[str, Any]:
+        # The step is made a while after the time is up.
+        trained = held.seconds > 1.0
+        return {**READY, "policy_version": 1} if trained else WAITING
+
+    held = make(tmp_path, tell, FakeChat(), sessions=10_000, minutes=0.005)
+    async with asyncio.timeout(20):
+        outcome = await outcome_of(held)
+    assert outcome.exams[-1].version == 1
+    assert not_trained(outcome) == ""
+
+
+async def test_a_demo_without_a_step_says_how_many_turns_wait(tmp_path: Path) -> None:
+    few = {**READY, "next_step": {"samples": 3, "needed": 8}}
+    outcome = await outcome_of(make(tmp_path, lambda: few, FakeChat()))
+    assert "3 judged turns wait for the next training step, which needs 8. Give it more --m" in not_trained(outcome)
+    outcome = await outcome_of(make(tmp_path, lambda: {**few, "policy_version": 2}, FakeChat()))
+    assert not_trained(outcome) == "", "some turns always wait"
 
 
 async def test_a_server_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:

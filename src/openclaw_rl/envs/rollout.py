@@ -28,6 +28,7 @@ from openclaw_rl.lab.commands import (
     print_without_bar,
     progress_bar,
     stoppable,
+    waiting_turns,
     write_text,
 )
 from openclaw_rl.lab.server import run_server, started_with
@@ -144,7 +145,9 @@ class RolloutRun:
                 if self.cases:
                     await self.study.run(self.source.driver, server, self.plan, self.cases, self._screen)
                 else:
-                    await self.study.train(self.source.driver, server, self.plan, self._screen)
+                    # A server of others goes on by itself.
+                    own = not self.target.url
+                    await self.study.train(self.source.driver, server, self.plan, self._screen, settles=own)
         finally:
             await self.source.close()
 
@@ -162,6 +165,8 @@ class RolloutRun:
     def show(self) -> None:
         if self.study.training:
             self.console.print(summary(self.study.training, f"Episodes of {self.plan.name}, split {self.plan.split}"))
+        if not self.target.url and (left := self._left()):
+            self.console.print(Text(left), soft_wrap=True)
         if self.study.before:
             self.console.print(results_table(self.study))
         if self.study.after and not self.target.url:
@@ -169,6 +174,14 @@ class RolloutRun:
         for part, tally in (("before", self.study.before), ("after", self.study.after)):
             for what, reason in troubles(tally) if tally else ():
                 self.console.print(Text(f"{part}: {what} {reason}", style="yellow"), soft_wrap=True)
+
+    def _left(self) -> str:
+        """What the server that stops has not trained on, and how to do it; empty if there is nothing."""
+        left = self.study.left
+        if left is None or not (waiting := waiting_turns(left.waiting, left.needed)):
+            return ""
+        again = f"The same command with --run-dir {self.target.run_dir} goes on with them"
+        return f"{waiting}. {again}; -- --batch-size {left.waiting} makes a step of them alone."
 
     def _save_picture(self, path: Path) -> None:
         try:

@@ -1,7 +1,6 @@
 """Measures what training in an environment changes: the held-out share before, training, the held-out share after."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from openclaw_rl.envs.connection import PolicyServer
+from openclaw_rl.envs.connection import PolicyServer, QueueState
 from openclaw_rl.envs.driver import MakeDriver, RolloutPlan, RolloutWatcher
 from openclaw_rl.envs.tally import Tally, mean
 from openclaw_rl.lab.charts import Chart, Series, line_chart
@@ -18,7 +17,7 @@ from openclaw_rl.lab.charts import share as percent
 from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion
 from openclaw_rl.lab.tasks import HELD_OUT
 
-#: How long to wait for the last training step.
+#: How long to wait for the last training steps.
 MAX_SETTLE_SECONDS = 180.0
 POLL_SECONDS = 0.5
 #: Attempts in one point of the learning curve.
@@ -35,6 +34,8 @@ class Study:
     before: Tally | None = None
     training: Tally | None = None
     after: Tally | None = None
+    left: QueueState | None = None
+    """What the server had not trained on when training was over."""
 
     async def run(self, make: MakeDriver, server: PolicyServer, plan: RolloutPlan, cases: int, show: Show) -> None:
         """Measure, train, measure. The measured tasks and the seeds of their answers are the same both times.
@@ -54,31 +55,36 @@ class Study:
             driver = make(server, exam, watch)
             self.before = driver.tally
             await driver.run()
-        await self.train(make, server, plan, show)
-        await settle(server)
+        await self.train(make, server, plan, show, settles=True)
         with show("after", cases) as watch:
             driver = make(server, exam, watch)
             self.after = driver.tally
             await driver.run()
 
-    async def train(self, make: MakeDriver, server: PolicyServer, plan: RolloutPlan, show: Show) -> None:
-        """Run the plan alone."""
+    async def train(
+        self, make: MakeDriver, server: PolicyServer, plan: RolloutPlan, show: Show, *, settles: bool
+    ) -> None:
+        """Run the plan alone; with `settles`, wait until the server has trained on what it can train on."""
         with show("evaluating" if plan.limits.evaluates else "training", plan.tasks * plan.group) as watch:
             driver = make(server, plan, watch)
             # Kept from the start: a part that is stopped still has results.
             self.training = driver.tally
             await driver.run()
+            if settles and not plan.limits.evaluates:
+                self.left = await settle(server, driver.tally, watch)
 
 
-async def settle(server: PolicyServer) -> None:
-    """Wait until the server has trained on what it can train on."""
+async def settle(server: PolicyServer, tally: Tally, watch: RolloutWatcher) -> QueueState | None:
+    """Wait for the server's last training steps; what is left then. None if it does not say."""
     end = time.monotonic() + MAX_SETTLE_SECONDS
-    with contextlib.suppress(TimeoutError):
-        while time.monotonic() < end:
-            state = await server.queue()
-            if state is not None and not state.training and state.batches < 1:
-                return
-            await asyncio.sleep(POLL_SECONDS)
+    while True:
+        state = await server.queue()
+        settled = state is not None and not state.training and state.batches < 1
+        if settled or time.monotonic() > end:
+            return state
+        tally.batches_ahead = state.batches if state is not None else 0.0
+        watch.waiting(tally)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def solved_share(tally: Tally) -> Interval | None:

@@ -88,10 +88,21 @@ def finish(
     write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
     for outcome in outcomes:
+        if untrained := not_trained(outcome):
+            console.print(f"{outcome.plan.run_dir.name}: {untrained}", markup=False, highlight=False, soft_wrap=True)
         if unread := not_understood(outcome.plan):
             console.print(f"{outcome.plan.run_dir.name}: {unread}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Picture: {out / 'curve.svg'}   Page: {out / 'index.html'}", soft_wrap=True)
     console.print(f"Numbers: {out / 'curves.csv'}   Every answer: {out / 'results.json'}", soft_wrap=True)
+
+
+def not_trained(outcome: TrialOutcome) -> str:
+    """That no step was made, or that turns wait for one, and what to do; empty if all that was said was learned."""
+    if not outcome.is_complete:
+        return ""
+    made_none = "" if outcome.exams[-1].version else "No training step was made, so nothing has changed. "
+    left = f"{outcome.left}. " if outcome.left else ""
+    return made_none + left and f"{made_none}{left}Give it more --minutes and --sessions, or a smaller -- --batch-size."
 
 
 def not_understood(plan: TrialPlan) -> str:

@@ -14,6 +14,7 @@ from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.conversation import EvalQuestion, ModelUser, ScriptedUser, Transcript, User, hold, questions
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import Persona
+from openclaw_rl.lab.commands import waiting_turns
 from openclaw_rl.lab.server import RunningServer, run_server
 from openclaw_rl.methods.registry import find_method
 
@@ -27,6 +28,8 @@ TURNS = 2
 SHORT_EXAM, LONG_EXAM = 16, 40
 #: How often to check for a new policy.
 POLL_SECONDS = 0.5
+#: How long to wait for the last training steps when the people have gone.
+MAX_SETTLE_SECONDS = 180.0
 #: With more turns to judge than this, no session begins: the judge has read what a person said before they come back.
 MOST_UNJUDGED = PEOPLE
 #: How long the first sessions wait until everything is judged.
@@ -100,6 +103,8 @@ class TrialOutcome:
     """In the order in which they ended; sorted by their number when the trial is over."""
     noted: Exam | None = None
     """The last policy with the person's notes in its prompt, if the method uses notes."""
+    left: str = ""
+    """That turns wait, if no step was made at all or the last one not in time; else empty."""
     is_complete: bool = False
     """Whether the trial came to its end; one that was stopped has what was measured until then."""
 
@@ -147,6 +152,7 @@ class Trial:
     ) -> None:
         """`player` is a model that plays the people; without it they follow a script."""
         self.poll_seconds = POLL_SECONDS
+        self.settle_seconds = MAX_SETTLE_SECONDS
         self.outcome, self.server, self.chat, self.watch, self.player = outcome, server, chat, watch, player
         self.plan = outcome.plan
         self._numbers = count()
@@ -188,11 +194,16 @@ class Trial:
         return time.monotonic() - self._began if self._began else 0.0
 
     async def _last_version(self) -> int:
-        """The policy after the last step that the server makes, in the time there is, of what was said."""
+        """The policy after the last step that the server makes of what was said. It has `settle_seconds` for it."""
+        end = time.monotonic() + self.settle_seconds
         while True:
             state = await self.server.state()
-            if not is_learning(state) or self._is_late():
-                return int(state["policy_version"])
+            version, upcoming = int(state["policy_version"]), state["next_step"] or {}
+            if not is_learning(state) or time.monotonic() > end:
+                if is_learning(state) or not version:
+                    self.outcome.left = waiting_turns(upcoming.get("samples", 0), upcoming.get("needed", 0))
+                return version
+            self.watch.talking(self.outcome, self.seconds, str(state.get("learner", "")))
             await asyncio.sleep(self.poll_seconds)
 
     async def _join(self) -> None:

@@ -65,6 +65,14 @@ def new_folder(wanted: Path) -> Path:
     raise AssertionError
 
 
+def waiting_turns(turns: int, needed: int) -> str:
+    """That turns wait for a training step which needs more of them; empty if none does."""
+    if not turns:
+        return ""
+    wait = "1 judged turn waits" if turns == 1 else f"{turns} judged turns wait"
+    return f"{wait} for the next training step, which needs {needed}"
+
+
 def progress_bar(console: Console) -> Progress:
     """A bar with a count and the field `note`. It is shown only in a terminal, and disappears at the end."""
     columns = (
