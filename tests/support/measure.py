@@ -96,6 +96,17 @@ def measure_by_language(cases: Iterable[Case]) -> dict[str, Tally]:
     return {language: measure(theirs) for language, theirs in ordered}
 
 
+def measure_silence(cases: Iterable[Case]) -> Counter[int]:
+    """How often each score is due where the reader abstains from a person's words. 0: the label is unclear too."""
+    words = (case for case in cases if any(message["role"] == "user" for message in case["next_state"]))
+    unread = (
+        case
+        for case in words
+        if read_reply(case["request"], case["response"], case["next_state"]).kind is ReplyKind.UNCLEAR
+    )
+    return Counter(sign(ReplyKind(case["kind"])) for case in unread)
+
+
 def sign(kind: ReplyKind) -> int:
     """The score that a kind gives the response; 0 if it gives none."""
     if kind is ReplyKind.UNCLEAR:
@@ -143,11 +154,14 @@ def main() -> None:
     cases = read_cases(parser.parse_args().file)
     tally = measure(cases)
     unclear = tally.labelled[ReplyKind.UNCLEAR]
+    silence = measure_silence(cases)
     sys.stdout.write(
         f"{table(tally)}\n\n{language_table(measure_by_language(cases))}\n\n"
         f"{sign_table(measure_signs(cases))}\n\n"
         f"{unclear} cases are unclear; the reader abstained {tally.read[ReplyKind.UNCLEAR]} times. "
         f"Wrong sign: {tally.wrong_sign}. Hint missing or too many: {tally.missing_hints}.\n"
+        f"Of a person's messages that it abstains from, {silence[1]} are content, {silence[-1]} complain, "
+        f"{silence[0]} neither.\n"
     )
 
 
