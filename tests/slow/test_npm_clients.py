@@ -1,7 +1,8 @@
 """Real clients from npm against our server with a scripted model. Run by `make test-clients`.
 
 Each client is configured by `openclaw-rl connect`, is given a task, calls a tool, answers, and is told that its answer
-was too long. The server must see one session of three main turns, whatever else the client asks for itself.
+was too long. The server must see one session of three main turns, whatever else the client asks for itself, and score
+the answer -1, also if the client compacts its history before it sends the feedback.
 """
 
 import json
@@ -16,8 +17,11 @@ from typing import Any
 import pytest
 
 from openclaw_rl.cli import main
+from openclaw_rl.judge.judges.base import Case
+from openclaw_rl.judge.rules import read_reply
 from openclaw_rl.types import SampleRequest, StoredTurn, TurnKind
 from support.harness import running
+from support.measure import sign
 from support.recording import Recording
 from support.tiny_models import save_tiny_model
 
@@ -49,6 +53,8 @@ class Client:
     calls: Mapping[str, Mapping[str, Any]]
     """Tools that read the file, by preference, with their arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    compact: tuple[tuple[str, ...], ...] = ()
+    """Commands after the task that compact the history and go on; the last one is given the feedback."""
 
 
 # Its sandbox does not start inside another one, and the only command is ours.
@@ -61,6 +67,7 @@ ALL = (
         ("claude", "-p", "--continue"),
         {"Read": {"file_path": f"{{folder}}/{FILE}"}},
         {"DISABLE_AUTOUPDATER": "1", "DISABLE_TELEMETRY": "1"},
+        (("claude", "-p", "--continue", "/compact"), ("claude", "-p", "--continue")),
     ),
     Client(
         "codex",
@@ -71,6 +78,7 @@ ALL = (
             "shell_command": {"command": f"cat {FILE}"},
             "shell": {"command": ["cat", FILE]},
         },
+        compact=((*CODEX, "-c", "model_auto_compact_token_limit=1000", "resume", "--last"),),
     ),
     Client(
         "opencode",
@@ -103,7 +111,7 @@ class Agent(Recording):
         tools = re.search(r"<tools>\n(.*?)</tools>", prompt, re.DOTALL)
         offered = {json.loads(line)["function"]["name"] for line in tools[1].splitlines()} if tools else set()
         name = next((name for name in self.calls if name in offered), None)
-        if name is None or TASK not in prompt:
+        if name is None or (TASK not in prompt and FEEDBACK not in prompt):
             return TITLE
         if FEEDBACK in prompt:
             return SHORT_ANSWER
@@ -129,7 +137,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(client: Client, command: tuple[str, ...], words: str, place: Path) -> str:
+def call(client: Client, command: tuple[str, ...], place: Path) -> str:
     """Run a client in its folder, with nothing of ours in its environment and no way out but loopback."""
     installed = Path(CLIENTS)
     programs = [installed / client.name / "node_modules" / ".bin", installed / "node" / "node_modules" / ".bin"]
@@ -149,7 +157,7 @@ def call(client: Client, command: tuple[str, ...], words: str, place: Path) -> s
         **client.environment,
     }
     done = subprocess.run(
-        [*command, words],
+        command,
         cwd=place / "work",
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -178,20 +186,46 @@ def agent(request: pytest.FixtureRequest, model: Path, place: Path) -> Iterator[
 @pytest.mark.parametrize(("agent", "client"), [(one, one) for one in ALL], indirect=["agent"], ids=lambda one: one.name)
 def test_a_session_with_a_tool_call_and_feedback(agent: Agent, client: Client, place: Path) -> None:
     assert main(["connect", client.name, "--yes", "--url", agent.url]) == 0
-    assert SECRET in call(client, client.first, TASK, place)
-    assert SHORT_ANSWER in call(client, client.again, FEEDBACK, place)
+    assert SECRET in call(client, (*client.first, TASK), place)
+    assert SHORT_ANSWER in call(client, (*client.again, FEEDBACK), place)
     turns = agent.turns()
     asked, told, corrected = (turn for turn in turns if turn.kind is TurnKind.MAIN)
-    print(f"{client.name}: side turns {[turn.kind_reason for turn in turns if turn.kind is TurnKind.SIDE]}")  # noqa: T201
+    print(f"{client.name}: side turns {[turn.kind_reason for turn in side_turns(turns)]}")  # noqa: T201
     assert asked.session == told.session == corrected.session
     assert asked.message["tool_calls"][0]["function"]["name"] in client.calls
     assert any(message["role"] == "tool" and SECRET in said(message) for message in asked.next_state or [])
+    assert score(asked) == 1
     assert said(told.message).strip() == ANSWER
-    assert FEEDBACK in " ".join(said(message) for message in told.next_state or [])
+    assert [said(message).strip() for message in told.next_state or []] == [FEEDBACK]
+    assert score(told) == -1
     assert (said(corrected.message).strip(), corrected.next_state) == (SHORT_ANSWER, None)
     assert all(said(turn.message).strip() == TITLE for turn in side_turns(turns)), (
         "only what the client asks for itself"
     )
+
+
+@pytest.mark.parametrize(
+    ("agent", "client"), [(one, one) for one in ALL if one.compact], indirect=["agent"], ids=lambda one: one.name
+)
+def test_feedback_after_the_client_has_compacted(agent: Agent, client: Client, place: Path) -> None:
+    assert main(["connect", client.name, "--yes", "--url", agent.url]) == 0
+    call(client, (*client.first, TASK), place)
+    *before, last = client.compact
+    for command in before:
+        call(client, command, place)
+    assert SHORT_ANSWER in call(client, (*last, FEEDBACK), place)
+    turns = agent.turns()
+    _asked, told, corrected = (turn for turn in turns if turn.kind is TurnKind.MAIN)
+    assert "compaction" in [turn.kind_reason for turn in side_turns(turns)]
+    assert [said(message).strip() for message in told.next_state or []] == [FEEDBACK]
+    assert score(told) == -1
+    assert (said(corrected.message).strip(), corrected.next_state) == (SHORT_ANSWER, None)
+
+
+def score(turn: StoredTurn) -> int:
+    """What the rules make of a turn's next state."""
+    case = Case.of(turn)
+    return sign(read_reply(case.request, case.response, case.next_state).kind)
 
 
 def side_turns(turns: list[StoredTurn]) -> list[StoredTurn]:
