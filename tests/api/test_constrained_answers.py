@@ -106,6 +106,26 @@ def test_required_calls_are_one_or_several_of_the_tools(bench: LocalBench) -> No
     assert counts - {0, 1}
 
 
+def test_an_output_type_as_pydantic_ai_asks_for_it(bench: LocalBench) -> None:
+    """Since 2.66, bounded fields are strict too, and the call that it refuses gets its errors as JSON."""
+    fields = {"name": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0, "maximum": 99}}
+    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    function = {"name": "final_result", "description": "The final response", "parameters": schema, "strict": True}
+    asked = {"tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": 300}
+    question = {"role": "user", "content": "Which city?"}
+    call = {"id": "c", "type": "function", "function": {"name": "final_result", "arguments": '{"people": -1}'}}
+    refused = {"role": "tool", "tool_call_id": "c", "content": '{"error":[{"type":"missing","loc":["name"]}]}'}
+    again = [question, {"role": "assistant", "content": None, "tool_calls": [call]}, refused]
+    for messages in ([question], again):
+        for choice in bench.client.chat.completions.create(
+            model=MODEL, messages=messages, **asked, n=4, seed=1
+        ).choices:
+            given = json.loads(choice.message.tool_calls[0].function.arguments)
+            assert set(given) == set(fields)
+            assert len(given["name"]) <= 20
+            assert 0 <= given["people"] <= 99
+
+
 def test_the_client_parses_the_arguments_of_a_call(bench: LocalBench) -> None:
     parsed = bench.client.chat.completions.parse(
         model=MODEL, messages=HELLO, tools=TOOLS, tool_choice=NAMED, max_tokens=200

@@ -207,15 +207,17 @@ def test_a_session_with_a_tool_call_and_feedback(agent: Agent, client: Client, p
 @pytest.mark.parametrize(
     ("agent", "client"), [(one, one) for one in ALL if one.compact], indirect=["agent"], ids=lambda one: one.name
 )
-def test_feedback_after_the_client_has_compacted(agent: Agent, client: Client, place: Path) -> None:
+@pytest.mark.parametrize("words", [TASK, "Name a topic."], ids=["a call", "an answer"])
+def test_feedback_after_the_client_has_compacted(agent: Agent, client: Client, place: Path, words: str) -> None:
+    """After a call, Claude Code keeps the answer; otherwise it joins its summary with the feedback."""
     assert main(["connect", client.name, "--yes", "--url", agent.url]) == 0
-    call(client, (*client.first, TASK), place)
+    call(client, (*client.first, words), place)
     *before, last = client.compact
     for command in before:
         call(client, command, place)
     assert SHORT_ANSWER in call(client, (*last, FEEDBACK), place)
     turns = agent.turns()
-    _asked, told, corrected = (turn for turn in turns if turn.kind is TurnKind.MAIN)
+    *_, told, corrected = (turn for turn in turns if turn.kind is TurnKind.MAIN)
     assert "compaction" in [turn.kind_reason for turn in side_turns(turns)]
     assert [said(message).strip() for message in told.next_state or []] == [FEEDBACK]
     assert score(told) == -1
