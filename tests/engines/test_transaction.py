@@ -126,6 +126,27 @@ async def test_stopping_reaches_the_pass_that_is_computed() -> None:
     assert primitives.calls == ["stop", "restore before"]
 
 
+async def test_stopping_during_the_snapshot_ends_the_step_before_its_first_pass() -> None:
+    trained, primitives = learner()
+    taken, go = asyncio.Event(), asyncio.Event()
+
+    async def snapshot() -> str:
+        taken.set()
+        await go.wait()
+        return "before"
+
+    primitives.snapshot = snapshot  # type: ignore[method-assign]
+    step = asyncio.create_task(trained.step([SEQUENCE]))
+    await taken.wait()
+    trained.stop_step()
+    go.set()
+    with pytest.raises(StepStopped):
+        await step
+    assert (primitives.passing.is_set(), primitives.calls) == (False, []), "nothing was begun, stopped or closed"
+    await trained.step([SEQUENCE])
+    assert trained.steps == 1
+
+
 async def test_shares_are_of_the_response_tokens() -> None:
     trained, primitives = learner(loss=LossSettings(kl_coef=0.1))
     result = await trained.step([SEQUENCE])

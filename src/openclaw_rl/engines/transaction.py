@@ -88,7 +88,7 @@ class TransactionalLearner:
         self._before: str | None = None
         """The snapshot before the last step."""
         self._calling = asyncio.Lock()
-        self._is_stepping = self._is_stopped = False
+        self._is_passing = self._is_stopped = False
 
     @property
     def capabilities(self) -> LearnerCapabilities:
@@ -115,7 +115,9 @@ class TransactionalLearner:
             self._before = None
             self._is_stopped = False
             before = await self._primitives.snapshot()
-            self._is_stepping = True
+            if self._is_stopped:
+                raise StepStopped(STOPPED)
+            self._is_passing = True
             try:
                 result = await self._step_or_restore(sequences, before)
             except (StepRefused, StepUnsupported):
@@ -124,14 +126,15 @@ class TransactionalLearner:
                 await self._primitives.close()
                 raise
             finally:
-                self._is_stepping = False
+                self._is_passing = False
             self._before = before
             self.steps += 1
             return result
 
     def stop_step(self) -> None:
-        if self._is_stepping:
-            self._is_stopped = True
+        # A snapshot ends whole. The step ends after it.
+        self._is_stopped = True
+        if self._is_passing:
             self._primitives.stop_step()
 
     async def undo(self) -> None:
