@@ -1,6 +1,8 @@
 """An owner rolls back to an earlier policy."""
 
 import asyncio
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +10,12 @@ import pytest
 from openclaw_rl.api.service import OperationFailed
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
+from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import training
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.turns import counts as count_turns
 from openclaw_rl.types import State
-from support.learning_run import Examiner, LearningRun, flat, once
+from support.learning_run import Examiner, LearningRun, a_run, flat, once
 from support.records import intercept
 
 
@@ -81,6 +85,77 @@ async def test_going_back_that_fails_does_not_leave_the_learner_with_nothing(
     turns.append(run.judged())
     await run.trained(*flat(turns))
     assert run.learner.policy == turns
+
+
+@pytest.mark.parametrize("retrain", [False, True])
+@pytest.mark.parametrize(
+    ("call", "steps"),
+    [
+        *((call, 2) for call in ("add_policy", "publish", "load", "follow", "renumber")),
+        *((call, 0) for call in ("reset", "write_policy", "add_policy", "publish", "follow", "save")),
+    ],
+)
+async def test_whatever_fails_while_going_back_everything_agrees_also_after_a_restart(
+    run: LearningRun, call: str, steps: int, retrain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(4)]
+    await run.trained(*flat(turns))
+    fail_once(run, call, monkeypatch)
+    # The ledger alone does not stop a rollback that is saved: it learns of it when it can be written again.
+    happened = call == "follow" and not retrain
+    with contextlib.nullcontext() if happened else pytest.raises(Exception, match="It failed"):
+        await run.loop.roll_back(run.checkpoints[0] if steps else None, retrain=retrain)
+    kept = turns[:steps] if happened else turns
+    await run.until(lambda: run.loop.phase is Phase.WAITING)
+    await run.rest()
+    run.check()
+    assert run.learner.policy == kept
+    await run.kill()
+    await run.start()
+    more = run.judged()
+    await run.trained(*more)
+    assert run.learner.policy == [*kept, more]
+
+
+def fail_once(run: LearningRun, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one part of a rollback fail the first time."""
+    if call == "publish":
+        run.sampler.hook = once(EngineUnavailable("It failed."))
+    elif call == "renumber":
+        renumber, hook = run.loop.line.checkpoints.renumber, once(OSError("It failed."))
+        monkeypatch.setattr(run.loop.line.checkpoints, "renumber", lambda *given: hook() or renumber(*given))
+    elif call in ("add_policy", "follow"):
+        change, hook = getattr(training, call), once(LedgerError("It failed."))
+
+        async def failing(*arguments: Any, **named: Any) -> Any:
+            hook()
+            return await asyncio.wrap_future(run.book.ledger.submit(change, *arguments, **named))
+
+        intercept(monkeypatch, run.book.ledger, change, failing)
+    else:
+        run.learner.hooks[call] = once(EngineUnavailable("It failed."))
+
+
+async def test_a_loop_that_wakes_during_a_rollback_learns_on_as_soon_as_it_is_over(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", first_pause=60.0, longest_pause=60.0) as run:
+        await run.start()
+        turns = [run.judged() for _ in range(2)]
+        await run.trained(*flat(turns))
+        reached, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(_argument: Any) -> None:
+            reached.set()
+            await go.wait()
+
+        run.learner.hooks["load"] = hold
+        going_back = asyncio.create_task(run.loop.roll_back(run.checkpoints[0]))
+        await reached.wait()
+        more = run.judged()
+        await asyncio.sleep(0.2)  # it has looked for turns meanwhile
+        go.set()
+        await going_back
+        await run.until(lambda: run.states(more) == {State.APPLIED})
 
 
 @pytest.mark.parametrize(("call", "steps"), [("load", 2), ("ledger", 2), ("reset", 0), ("save", 0), ("ledger", 0)])

@@ -26,6 +26,7 @@ class Lineage:
     - The steps in the state that was saved last count. Later steps were lost: they are made again from the same turns
       and under the same versions. Until that is done, the policy that served last serves.
     - The ledger knows of every policy what it was made from, before it serves.
+    - A rollback has happened once the next start would continue from it. One that fails before is taken back.
     - A version number is never used for two policies. A lost step that is made again makes the same policy; where it
       differs, because a GPU's sums are not exact, the policy that serves in the end gets a new number.
     """
@@ -50,6 +51,8 @@ class Lineage:
         self._is_new_line = False
         """Whether the first policy must be saved, because the next start would continue from another one."""
         self._latest = BASE_VERSION
+        self._unfinished: list[int] = []
+        """The versions that were published for a rollback which is not saved yet."""
         self._held: int | None = None
         """The version that was loaded only to be compared with, if any."""
 
@@ -87,6 +90,7 @@ class Lineage:
 
     async def prepare(self) -> None:
         """Load the state that was saved last into the learner, and make the ledger agree with it."""
+        self.take_back()
         await self.learner.start()
         await self._agree()
         start = self._last or self._foreign
@@ -96,6 +100,7 @@ class Lineage:
             await self.learner.reset()
         if self._last is None and self._is_new_line:
             await self._publish_start()
+            await self.leave_line(retrain=False)
 
     async def write_policy(self) -> tuple[int, PolicyRef]:
         """Write the learner's policy under a new version number."""
@@ -159,23 +164,37 @@ class Lineage:
         await self.sampler.publish(version, policy_in(checkpoint.folder), candidate=True)
         return version
 
+    async def begin_to_go_back(self, checkpoint: Checkpoint) -> int:
+        """Serve a checkpoint's policy before `go_back` continues from it; the version under which it serves.
+
+        `take_back` undoes it.
+        """
+        version = await self.serve_as_new(checkpoint, checkpoint.version)
+        self._unfinished.append(version)
+        return version
+
+    def take_back(self) -> None:
+        """Let the policy that served before an unfinished rollback serve again."""
+        while self._unfinished:
+            version = self._unfinished.pop()
+            self.sampler.retract(version)
+            self.policies.remove(version)
+
     async def go_back(self, checkpoint: Checkpoint, version: int, *, retrain: bool) -> int:
         """Continue learning from a checkpoint that serves as `version`; the version it serves as in the end.
 
-        With `retrain`, the turns of the steps that are not in it are trained on again.
+        With `retrain`, the turns of the steps that are not in it are trained on again. `leave_line` has to follow.
         """
         self.unsaved = []
         await self.learner.load(checkpoint.folder)
         if self.sampler.newest_version != version:
-            version = await self.serve_as_new(checkpoint, checkpoint.version)
-        self.step = checkpoint.step
-        self.version = version
+            version = await self.begin_to_go_back(checkpoint)
         if retrain:
             # First the ledger: killed after that, the next start finds the old checkpoint, whose steps count again.
             await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
         # From here on the next start continues from this policy, even if the ledger does not know of it yet.
         self._last = await asyncio.to_thread(self.checkpoints.renumber, checkpoint, version)
-        await self._leave_line(retrain=retrain)
+        self.step, self.version, self._unfinished = checkpoint.step, version, []
         return version
 
     async def go_back_to_base(self, *, retrain: bool) -> int:
@@ -186,18 +205,18 @@ class Lineage:
         return self.version
 
     async def _publish_start(self, *, retrain: bool = False) -> None:
-        """Publish and save the learner's policy, which holds no step, so that the next start continues from it."""
+        """Save the learner's policy, which holds no step, so that the next start continues from it. Then it serves."""
         version, policy = await self.write_policy()
         await self.ledger.write(training.add_policy, version, BASE_VERSION)
-        await self.sampler.publish(version, policy)
-        self.step = 0
-        self.version = version
+        self._unfinished.append(version)
+        await self.sampler.publish(version, policy, candidate=True)
         if retrain:
             await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
-        await self.save()
-        await self._leave_line(retrain=retrain)
+        self._last = await self.checkpoints.save(0, version, (), self.learner.save)
+        self.step, self.version, self.unsaved, self._unfinished = 0, version, [], []
+        self.sampler.promote(version)
 
-    async def _leave_line(self, *, retrain: bool) -> None:
+    async def leave_line(self, *, retrain: bool) -> None:
         """Let only the steps in the current policy count. Lost steps of the line before are not made again.
 
         With `retrain`, other steps may use their turns.

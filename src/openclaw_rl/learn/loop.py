@@ -58,7 +58,8 @@ class LearnLoop:
     - Learner, sampler, ledger and checkpoints agree whenever the phase is WAITING.
     - No request waits for a step or a swap.
     - After an error the loop tries again by itself, with growing pauses; `status` gives the reason meanwhile.
-    - A rollback serves the earlier policy at once. A step that runs meanwhile is taken back.
+    - A rollback serves the earlier policy at once. A step that runs meanwhile is taken back. If the rollback fails, the
+      policy that served before serves again.
     - `finish` lets the running step end, starts no other, and saves only a policy that counts.
     - The phase changes only as `step.TRANSITIONS` allows.
     """
@@ -116,6 +117,8 @@ class LearnLoop:
                     await self._prepare()
                 self.trouble = ""
                 await self._learn()
+                # A rollback or a save has begun. Its end is awaited where the lock is.
+                continue
             except (EngineError, LedgerError, OSError) as error:
                 self.trouble = str(error)
                 if self.phase is Phase.UNPREPARED:
@@ -186,23 +189,38 @@ class LearnLoop:
         trained on again.
         """
         self.steps.abandon()
-        served = await self.line.serve_as_new(checkpoint, checkpoint.version) if checkpoint else BASE_VERSION
+        served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
         # Another step may have begun meanwhile.
         self.steps.abandon()
-        async with self._lock:
-            self.phases.enter(Phase.ROLLING_BACK)
-            self.steps.gate_score = None
-            try:
-                if checkpoint:
-                    version = await self.line.go_back(checkpoint, served, retrain=retrain)
-                else:
-                    version = await self.line.go_back_to_base(retrain=retrain)
-            except BaseException:
-                self.phases.enter(Phase.UNPREPARED)
-                raise
-            self.phases.enter(Phase.WAITING)
+        try:
+            async with self._lock:
+                version = await self._go_back(checkpoint, served, retrain=retrain)
+        except BaseException:
+            self.line.take_back()
+            raise
         source = f"the policy of step {self.step}" if self.step else "the base model"
         log.info("Rolled back: policy %d serves now, which is %s.", version, source)
+        return version
+
+    async def _go_back(self, checkpoint: Checkpoint | None, served: int, *, retrain: bool) -> int:
+        """Continue from an earlier policy that serves already, or from the base model; the version that serves."""
+        self.phases.enter(Phase.ROLLING_BACK)
+        self.steps.gate_score = None
+        after = Phase.UNPREPARED
+        try:
+            if checkpoint:
+                version = await self.line.go_back(checkpoint, served, retrain=retrain)
+            else:
+                version = await self.line.go_back_to_base(retrain=retrain)
+            try:
+                await self.line.leave_line(retrain=retrain)
+                after = Phase.WAITING
+            except LedgerError as error:
+                log.warning("The ledger learns of the rollback once it can be written: %s", error)
+        finally:
+            self.phases.enter(after)
+            if self._changed is not None:
+                self._changed.set()
         return version
 
     async def hold(self, checkpoint: Checkpoint) -> int:

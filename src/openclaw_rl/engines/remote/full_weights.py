@@ -60,7 +60,7 @@ class FullWeightSampler(RemoteSampler):
         self._base_version = Version(
             BASE_VERSION, ServedPolicy(f"{self._prefix}-v{BASE_VERSION}", options.policies_folder / link)
         )
-        self._wanted = self._serving = self._base_version
+        self._wanted = self._serving = self._served_before = self._base_version
         """What every server has to hold, and what answers requests. They differ while a candidate is examined."""
         self._versions.replace_all(*self._base_version)
         self._changes = 0
@@ -130,13 +130,15 @@ class FullWeightSampler(RemoteSampler):
 
     def promote(self, version: int) -> None:
         if version == self._wanted.number:
-            self._serving = self._wanted
+            self._served_before, self._serving = self._serving, self._wanted
             self._let_in()
 
     def retract(self, version: int) -> None:
         self._versions.retract(version)
         if version == self._serving.number:
-            self._serving = self._base_version
+            folder = self._served_before.policy.folder
+            is_there = self._served_before.number != version and folder is not None and folder.is_dir()
+            self._serving = self._served_before if is_there else self._base_version
         if version == self._wanted.number:
             self._want(self._serving)
             self._changes += 1
@@ -202,7 +204,7 @@ class FullWeightSampler(RemoteSampler):
                 raise
             self._versions.latest = new.number
             if serves:
-                self._serving = new
+                self._served_before, self._serving = self._serving, new
         finally:
             self._changes -= 1
             self._let_in()
