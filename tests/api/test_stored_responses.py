@@ -12,8 +12,20 @@ import openai
 import pytest
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger import sessions, turns
-from openclaw_rl.types import SampleRequest, State
+from openclaw_rl.ledger import sessions, tokens, turns, verdicts
+from openclaw_rl.types import (
+    Feedback,
+    HeardWishes,
+    Hint,
+    Question,
+    SampleKind,
+    SampleRequest,
+    Source,
+    State,
+    Verdict,
+    Vote,
+    Wish,
+)
 from support.fakes import ScriptedStream
 from support.harness import MODEL, Bench, running
 from support.recording import Recording
@@ -137,9 +149,48 @@ def test_what_later_turns_contain_is_deleted_after_them(bench: Recording) -> Non
         client(bench).responses.delete(first.id)
     client(bench).responses.delete(second.id)
     (turn,) = bench.turns()
-    assert (turn.completion, turn.next_state) == (first.id, [{"role": "user", "content": "more"}])
+    assert (turn.completion, turn.next_state) == (first.id, None)
     client(bench).responses.delete(first.id)
     assert bench.turns() == []
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_words_of_a_deleted_request_are_gone_from_the_turn_before(bench: Recording, trained: bool) -> None:
+    first = client(bench).responses.create(model=MODEL, input="hello")
+    words = "Too secret: shorter, please."
+    second = client(bench).responses.create(model=MODEL, input=words, previous_response_id=first.id)
+    (before, _after) = bench.turns()
+    verdict = Verdict(-1.0, Source.LLM, (Hint(words),), (Vote(Question.SCORE, -1.0, text=words),), words)
+    heard = HeardWishes(replied=(Wish(words, "length", lasting=True),))
+    arguments = (before.number, verdict, SampleKind.OPD_RL, "", 0, None, heard)
+    assert bench.ledger.submit(verdicts.record, *arguments).result()
+    if trained:
+        bench.ledger.submit(lambda db: db.execute("UPDATE turns SET state = ?", (State.APPLIED,))).result()
+    assert "secret" in everything(bench)
+    client(bench).responses.delete(second.id)
+    assert "secret" not in everything(bench)
+    (turn,) = bench.turns()
+    assert (turn.state, turn.next_state) == (State.APPLIED if trained else State.DROPPED, None)
+    assert turn.reason == ("" if trained else "what came next was deleted")
+    assert (turn.verdict is not None) is trained
+
+
+def test_explicit_feedback_on_the_turn_before_a_deleted_one_still_counts(bench: Recording) -> None:
+    first = client(bench).responses.create(model=MODEL, input="hello")
+    second = client(bench).responses.create(model=MODEL, input="no", previous_response_id=first.id)
+    rating = Feedback(1.0, "nice", Source.EXPLICIT)
+    bench.ledger.submit(turns.add_feedback, "alice", first.id, 0, rating).result()
+    (before, _after) = bench.turns()
+    assert bench.ledger.submit(verdicts.record, before.number, Verdict(1.0), SampleKind.RL, "", 1).result()
+    client(bench).responses.delete(second.id)
+    (turn,) = bench.turns()
+    assert (turn.state, turn.verdict, turn.feedback) == (State.READY, None, [rating])
+
+
+def everything(bench: Recording) -> str:
+    """All words in the ledger."""
+    tables = [row[0] for row in bench.db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    return str([tuple(row) for table in tables for row in bench.db.execute(f"SELECT * FROM {table}")])
 
 
 def test_a_turn_that_shares_tokens_with_a_deleted_one_keeps_them(bench: Recording) -> None:
@@ -151,8 +202,8 @@ def test_a_turn_that_shares_tokens_with_a_deleted_one_keeps_them(bench: Recordin
     after = {turn.completion: (turn.prompt_ids, [m["content"] for m in turn.messages]) for turn in bench.turns()}
     assert after[other.id] == (before[other.id], ["hello", "hello world", "left again"])
     (number,) = turns.turns_of(bench.db, "alice", other.id)
-    tokens, _length = turns.sequence(bench.db, number)
-    assert tokens[: len(before[other.id])] == before[other.id]
+    kept, _length = tokens.sequence(bench.db, number)
+    assert kept[: len(before[other.id])] == before[other.id]
 
 
 def test_a_turn_in_training_and_a_turn_of_an_episode_stay(bench: Recording) -> None:
@@ -164,3 +215,19 @@ def test_a_turn_in_training_and_a_turn_of_an_episode_stay(bench: Recording) -> N
     in_episode = client(bench).responses.create(model=MODEL, input="hello", extra_headers=headers)
     with pytest.raises(openai.ConflictError, match="episode"):
         client(bench).responses.delete(in_episode.id)
+
+
+def test_a_damaged_response_is_refused_in_a_sentence_and_its_conversation_goes_on(bench: Recording) -> None:
+    first = given(bench, {"input": "hello"})
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello world"}]
+    bench.ledger.submit(lambda db: db.execute("UPDATE messages SET body = substr(body, 2)")).result()
+    answer = httpx.get(f"{bench.url}/v1/responses/{first['id']}", headers={"Authorization": "Bearer A"})
+    assert answer.status_code == 410
+    assert "is damaged" in answer.json()["error"]["message"]
+    third = bench.send("responses", {"input": "x", "previous_response_id": first["id"]}, Authorization="Bearer A")
+    assert (third.status_code, "damaged" in third.text) == (400, True)
+    second = given(bench, {"input": [*said, {"role": "user", "content": "and now?"}]})
+    assert read_again(bench, second["id"])["output"] == second["output"]
+    assert read_again(bench, first["id"])["output"] == first["output"], "the client has sent the words again"
+    gone = httpx.delete(f"{bench.url}/v1/responses/{second['id']}", headers={"Authorization": "Bearer A"})
+    assert gone.status_code == 200

@@ -189,3 +189,19 @@ def test_columns_count_where_it_is_no_terminal(book: Book, program: Program, mon
     for unknown in ("0", "many"):
         monkeypatch.setenv("COLUMNS", unknown)
         assert max(map(len, program("sessions", "s")[1].splitlines())) == WIDTH
+
+
+def test_a_damaged_turn_is_named_where_its_words_were(book: Book, program: Program, tmp_path: Path) -> None:
+    bad, good = book.capture(a_turn("bad")), book.capture(a_turn("good"))
+    book.damage(bad)
+    code, out, _err = program("sessions")
+    assert code == 0
+    assert f"(turn {bad} is damaged" in out
+    assert f"turn {bad} is damaged: " in program("sessions", "bad")[1]
+    assert f"turn {good} · main" in program("sessions", "good")[1]
+    for how in ("trajectories", "jsonl"):
+        file = tmp_path / "out.jsonl"
+        code, out, err = program("export", "--format", how, str(file))
+        assert (code, len(file.read_text().splitlines())) == (1, 1)
+        assert err.startswith(f"Left out: turn {bad} is damaged: ")
+    assert program("status")[0] == 0

@@ -75,5 +75,8 @@ def test_status_the_banner_and_the_demo_say_it(
     plan = TrialPlan("opd", load_persona("brief"), 0, book.folder, 1, 1.0)
     assert not_understood(plan) == words
     assert not_understood(TrialPlan("opd", load_persona("brief"), 0, tmp_path / "none", 1, 1.0)) == ""
-    banner(load({"run_dir": tmp_path}, {}).config, "local", 0, 30000, words)
-    assert words in capsys.readouterr().err
+    told = words_not_understood(book.db, quotes=False)
+    assert told.startswith("The rules did not understand 8")
+    assert "Blub" not in told
+    banner(load({"run_dir": tmp_path}, {}).config, "local", 0, 30000, told)
+    assert told in capsys.readouterr().err

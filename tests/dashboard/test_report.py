@@ -57,10 +57,12 @@ def folder(tmp_path: Path) -> Path:
 def report(folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> Report:
     """Runs the command, without answers unless it is told otherwise; the page that it wrote."""
 
-    def run(*flags: str, answers: bool = False) -> Seen:
+    def run(*flags: str, answers: bool = False, problem: str = "") -> Seen:
         flags = (*flags, *(() if answers else ("--no-answers",)))
-        assert cli.main(["report", str(folder), "--model-name", str(tiny_model), *flags]) == 0
-        assert f"The report is in {folder}" in capsys.readouterr().out
+        code = cli.main(["report", str(folder), "--model-name", str(tiny_model), *flags])
+        said = capsys.readouterr()
+        assert f"The report is in {folder}" in said.out
+        assert (code, problem in said.err) == (2 if problem else 0, True)
         return look((folder / "report.html").read_text("utf-8"))
 
     return run
@@ -235,7 +237,7 @@ def test_an_empty_folder_is_a_page_that_says_so(report: Report) -> None:
 def test_a_ledger_that_is_none_is_said_and_the_rest_is_shown(folder: Path, report: Report) -> None:
     (folder / FILE).write_bytes(b"this is no database" * 100)
     write_metrics(folder, [a_report(1)])
-    seen = report()
+    seen = report(problem="is damaged: file is not a database.")
     assert "is damaged: file is not a database." in seen.text
     assert len(seen.all("svg")) == 8
 
@@ -246,7 +248,7 @@ def test_a_ledger_of_another_version_is_said(folder: Path, report: Report, versi
     db.execute("CREATE TABLE turns (number INTEGER)")
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    assert word in report().text
+    assert word in report(problem=word).text
     again = connect(folder / FILE)
     assert again.execute("PRAGMA user_version").fetchone()[0] == version, "nothing is changed"
     again.close()

@@ -6,6 +6,8 @@ import pytest
 
 from openclaw_rl.judge.judges.base import Case, JudgeFailed, Opinion
 from openclaw_rl.judge.loop import TRIALS
+from openclaw_rl.ledger.turns import ready_turns
+from openclaw_rl.methods.base import Method
 from openclaw_rl.types import Source, State
 from support.judge_server import JudgeServer, Reply, completion, opinion
 from support.judging import (
@@ -133,3 +135,50 @@ async def test_a_judge_is_asked_only_for_what_those_before_it_left_open(book: Bo
     assert verdict is not None
     assert (verdict.score, verdict.source, [hint.text for hint in verdict.hints]) == (-1.0, Source.CUSTOM, [HINT])
     assert {vote.question for vote in verdict.votes} == {"hint"}
+
+
+async def test_turns_that_cannot_be_read_are_dropped_and_the_others_judged(
+    book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More damaged turns than workers, which once stopped all judging and filled the log."""
+    turns = ready(book, 8)
+    damaged, others = turns[:5], turns[5:]
+    for turn in damaged:
+        book.damage(turn)
+    judge = ScriptedJudge(lambda case: Opinion(1.0))
+    async with judging(book, judge, workers=2):
+        await until(lambda: not book.ledger.read(ready_turns, (), 10))
+    assert judge.asked == others
+    assert {score(book, turn) for turn in others} == {1.0}
+    for turn in damaged:
+        state, reason = book.rows(f"SELECT state, reason FROM turns WHERE number = {turn}")[0]
+        assert (state, reason[:9]) == ("dropped", "damaged: ")
+    said = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    assert sorted(said) == sorted(said_of(turn) for turn in damaged)
+
+
+def said_of(turn: int) -> str:
+    return f"Turn {turn} is not judged: turn {turn} is damaged: what is stored of it cannot be read (it is no message)."
+
+
+async def test_a_method_that_fails_on_every_verdict_does_not_try_without_end(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = ready(book, 3)
+    judge = ScriptedJudge(lambda case: Opinion(1.0))
+    async with judging(book, judge) as at_work:
+        monkeypatch.setattr(at_work.loop, "method", BrokenMethod(at_work.loop.method))
+        await all_judged(book)
+    assert sorted(judge.asked) == sorted(turns * TRIALS)
+    assert {book.state(turn) for turn in turns} == {State.DROPPED}
+
+
+class BrokenMethod:
+    """A method whose decision about a verdict fails."""
+
+    def __init__(self, method: Method) -> None:
+        self.questions = method.questions
+        self.rewards_best_turn = False
+
+    def sample_kind(self, *_: object) -> None:
+        raise ZeroDivisionError("a bug of the method")

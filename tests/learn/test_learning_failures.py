@@ -171,3 +171,13 @@ async def test_while_nothing_can_be_trained_the_status_says_why(run: LearningRun
     run.learner.hooks.clear()
     await run.trained(*run.judged())
     assert "suspended" not in run.loop.status()
+
+
+async def test_a_damaged_turn_is_dropped_and_the_others_are_trained_on(run: LearningRun) -> None:
+    damaged, other = run.judged()
+    run.book.damage(damaged)
+    await run.start()
+    await run.until(lambda: run.book.scalar("SELECT reason FROM turns WHERE number = ?", damaged)[:9] == "damaged: ")
+    third, fourth, fifth = *run.judged(), run.judged()[0]
+    await run.until(lambda: run.loop.step == 2)
+    assert run.states([other, third, fourth, fifth]) == {State.APPLIED}

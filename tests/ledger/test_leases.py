@@ -10,7 +10,8 @@ import pytest
 from openclaw_rl.ledger import deletion, leases, training, verdicts
 from openclaw_rl.ledger.errors import LeaseRefused, UnknownLease
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.types import Lease, LeaseEnd, SampleKind, Source, State, Verdict
+from openclaw_rl.ledger.turns import add_feedback
+from openclaw_rl.types import Feedback, Lease, LeaseEnd, SampleKind, Source, State, Verdict
 from support.episodes import attempt, judge
 from support.methods import a_method
 from support.records import Book
@@ -144,6 +145,38 @@ def test_deleted_turns_stay_in_the_record_of_the_step_and_dropped_ones_do_not(bo
     assert book.state(kept) is State.APPLIED
     assert book.state(dropped) is State.DROPPED
     assert book.rows("SELECT turn FROM update_turns ORDER BY turn") == [(kept,), (gone,)]
+
+
+@pytest.mark.parametrize("confirm_first", [True, False])
+def test_a_leased_turn_that_is_dropped_and_rated_is_claimed_again_and_in_one_step_only(
+    book: Book, confirm_first: bool
+) -> None:
+    kept, dropped = judged(book, 2)
+    lease = taken(book, 2)
+    book.move(dropped, State.DROPPED)
+    rating = Feedback(1.0, "", Source.EXPLICIT)
+    book.change(add_feedback, "me", book.read(dropped).completion, 0, rating)
+    assert book.change(verdicts.record, dropped, Verdict(1.0, Source.EXPLICIT), SampleKind.RL, "", 1)
+    if confirm_first:
+        assert confirm(book, lease) == 1
+        again = taken(book)
+    else:
+        again = taken(book)
+        assert confirm(book, lease) == 1
+    assert again.turns == (dropped,)
+    assert confirm(book, again, version=2, parent=1) == 2
+    assert states(book, (kept, dropped)) == {State.APPLIED}
+    assert book.rows("SELECT number, turn FROM update_turns") == [(1, kept), (2, dropped)]
+
+
+def test_weights_that_come_after_the_confirmation_hold_the_step(book: Book) -> None:
+    (first,) = judged(book)
+    confirm(book, taken(book), version=2, parent=1)
+    book.change(training.add_weights, 3, 1, "18")
+    assert book.change(training.policy_line, 3) == [3, 2, 1]
+    assert book.change(training.versions_with, [first]) == {2, 3}
+    book.change(training.add_weights, 4, 3, "19")
+    assert book.change(training.policy_line, 4) == [4, 3, 2, 1]
 
 
 def test_leases_hold_after_the_server_was_killed(tmp_path: Path) -> None:

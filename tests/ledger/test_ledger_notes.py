@@ -15,7 +15,7 @@ from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.notes import LEVEL, MARGIN, RECENT_OUTCOMES, does_without
 from openclaw_rl.ledger.pages import session_summaries
 from openclaw_rl.ledger.schema import FILE, open_ledger, transaction
-from openclaw_rl.ledger.turns import sequence_without_notes
+from openclaw_rl.ledger.tokens import sequence_without_notes
 from openclaw_rl.types import (
     ConversationNote,
     HeardWishes,

@@ -82,6 +82,16 @@ class Book:
         for state in states:
             self.change(move, turn, state)
 
+    def damage(self, turn: int) -> None:
+        """Change a bit of the last message that a turn was given, as a bad disk does."""
+        self.change(
+            lambda db: db.execute(
+                "UPDATE messages SET body = replace(body, '\"role\"', '\"sole\"') "
+                "WHERE number = (SELECT request FROM turns WHERE number = ?)",
+                (turn,),
+            )
+        )
+
     def read(self, number: int) -> StoredTurn:
         return load_turn(self.db, number)
 

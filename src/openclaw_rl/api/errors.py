@@ -44,6 +44,7 @@ ANTHROPIC_HEADER = "anthropic-version"
 #: What the ledger refuses: status, code, and the field at fault.
 LEDGER_REFUSALS: Mapping[type[LedgerError], tuple[int, str, str | None]] = {
     ledger_errors.UnknownTurn: (404, "unknown_completion", "id"),
+    ledger_errors.DamagedTurn: (410, "damaged", "id"),
     ledger_errors.CannotJudge: (409, "too_late", None),
     ledger_errors.CannotDelete: (409, "cannot_delete", "id"),
     ledger_errors.AlreadyRewarded: (409, "already_rewarded", None),

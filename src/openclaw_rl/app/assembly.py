@@ -18,7 +18,7 @@ from openclaw_rl.judge.build import JudgeSetup, JudgingModel, build_loop, check_
 from openclaw_rl.learn.build import LearnSetup, build_learning, serve_learned, where_to_begin
 from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.training import add_policy, latest_version
+from openclaw_rl.ledger.training import add_weights, latest_version
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
@@ -150,7 +150,7 @@ async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler)
 
     def note_weights(version: int, parent: int, label: str) -> None:
         # Not awaited: it is written before each change that is submitted after it.
-        ledger.submit(add_policy, version, parent, label)
+        ledger.submit(add_weights, version, parent, label)
 
     await sampler.begin(ledger.read(latest_version), note_weights)
     training = config.training

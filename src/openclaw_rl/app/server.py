@@ -114,7 +114,7 @@ async def run(
         loops = await build_loops(stack, engines, ledger, policy, other, service.metrics.registry)
         server = make_server(config, service, loops, engines.sampler)
         port = listener.getsockname()[1]
-        unread = ledger.read(words_not_understood) if ledger else ""
+        unread = ledger.read(words_not_understood, quotes=False) if ledger else ""
         learner = loops.where_learner_runs()
         banner(config, engines.sampler.describe(), engines.sampler.newest_version, port, unread, learner)
         others = background_work(config, ledger, loops, engines.sampler, port, lambda: server.should_exit)

@@ -62,12 +62,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def judge_turns(config: Config, db: Connection, turns: Sequence[int]) -> "list[TwoScores]":
-    """Judge turns again, several at once, with a progress bar."""
+    """Judge turns again, several at once, with a progress bar. Damaged ones are left out."""
     from openclaw_rl.app.assembly import fetch_files, judge_setup, start_model
     from openclaw_rl.engines.factory import Resources
     from openclaw_rl.judge.build import build_panel
     from openclaw_rl.judge.judges.base import rejudge
-    from openclaw_rl.ledger.turns import load_turn
+    from openclaw_rl.ledger.turns import load_readable
 
     async with contextlib.AsyncExitStack() as stack:
         model = None
@@ -81,13 +81,14 @@ async def judge_turns(config: Config, db: Connection, turns: Sequence[int]) -> "
         with progress() as shown:
             task = shown.add_task("Judging", total=len(turns))
 
-            async def one(number: int) -> "TwoScores":
+            async def one(number: int) -> "TwoScores | None":
                 async with limit:
-                    pair = await rejudge(panel, load_turn(db, number))
+                    turn = load_readable(db, number)
+                    pair = await rejudge(panel, turn) if turn else None
                 shown.advance(task)
                 return pair
 
-            return list(await asyncio.gather(*map(one, turns)))
+            return [pair for pair in await asyncio.gather(*map(one, turns)) if pair]
 
 
 def sign(score: float | None) -> str:

@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or folder / NAME
     write_text(out, page(source, recorded, answers=not options.no_answers))
     console().print(f"The report is in {out}", markup=False, soft_wrap=True)
+    if recorded.damage:
+        raise UserError(f"The page lacks what the ledger recorded. {recorded.damage}")
     return 0
 
 

@@ -18,6 +18,7 @@ from openclaw_rl.terminal import console
 from openclaw_rl.types import ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
 
 if TYPE_CHECKING:
+    from openclaw_rl.ledger.errors import DamagedTurn
     from openclaw_rl.methods.options import MethodOptions
 
 #: Columns that the list leaves out where the terminal is too narrow, in this order.
@@ -67,6 +68,7 @@ def complete_id(db: Connection, given: str) -> str:
 
 def list_sessions(db: Connection) -> None:
     """Ids are shown whole, so that they can be copied; columns without room beside them are left out."""
+    from openclaw_rl.ledger.errors import DamagedTurn
     from openclaw_rl.ledger.pages import session_summaries
     from openclaw_rl.ledger.sessions import first_messages
 
@@ -88,7 +90,11 @@ def list_sessions(db: Connection) -> None:
     for row, session in enumerate(sessions):
         # Clients choose names: nothing in them is markup.
         cells = (Text(columns[name][row]) for name in widths)
-        table.add_row(*cells, Text(about(first_messages(db, session.number))))
+        try:
+            words = about(first_messages(db, session.number))
+        except DamagedTurn as error:
+            words = f"({error})"
+        table.add_row(*cells, Text(words))
     out.print(table, crop=False)
 
 
@@ -145,7 +151,7 @@ def shown_text(message: Mapping[str, Any]) -> str:
     return message_words(message) or content_text(message.get("content"))
 
 
-def show_session(session: SessionSummary, turns: Iterable[StoredTurn], method: "MethodOptions") -> None:
+def show_session(session: SessionSummary, turns: "Iterable[StoredTurn | DamagedTurn]", method: "MethodOptions") -> None:
     from openclaw_rl.ledger.episodes import describe
 
     out = console()
@@ -156,6 +162,9 @@ def show_session(session: SessionSummary, turns: Iterable[StoredTurn], method: "
     if session.episode is not None:
         out.print(Text(describe(session.episode)), soft_wrap=True)
     for turn in turns:
+        if not isinstance(turn, StoredTurn):
+            out.print(Text(f"{turn}.", style="red"), soft_wrap=True)
+            continue
         out.print(Panel(turn_body(turn, method), title=Text(turn_title(turn)), title_align="left"))
 
 

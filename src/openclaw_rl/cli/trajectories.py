@@ -34,21 +34,24 @@ def add_export(commands: Any) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
+    from openclaw_rl.ledger.errors import DamagedTurn
     from openclaw_rl.ledger.packing import pack_json
     from openclaw_rl.ledger.schema import open_ledger
     from openclaw_rl.ledger.status import plural
     from openclaw_rl.ledger.trajectories import export_trajectories, export_turns
 
     in_words = options.format == "trajectories"
-    count = 0
+    count, damaged = 0, list[DamagedTurn]()
     with open_ledger(run_config(options).ledger_dir) as db, writable(options.file) as out, progress() as shown:
-        lines = export_trajectories(db) if in_words else export_turns(db)
+        lines = export_trajectories(db, damaged) if in_words else export_turns(db, damaged)
         for line in shown.track(lines, description="Exporting", total=None):
             out.write(pack_json(line) + "\n")
             count += 1
     written = plural(count, "session", "sessions") if in_words else plural(count, "turn", "turns")
     console().print(Text(f"{written} written to {options.file}"), soft_wrap=True)
-    return 0
+    for error in damaged:
+        sys.stderr.write(printable(f"Left out: {error}.") + "\n")
+    return 1 if damaged else 0
 
 
 @contextlib.contextmanager

@@ -18,10 +18,10 @@ from openclaw_rl.learn.checkpoints import FOLDER as CHECKPOINTS
 from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint, Checkpoints
 from openclaw_rl.learn.reporting import EPISODE_METRICS, GAP_NAMES, StepReport
 from openclaw_rl.ledger import episodes, notes, pages, verdicts
-from openclaw_rl.ledger.errors import LedgerUnusable
+from openclaw_rl.ledger.errors import LedgerUnusable, NoLedger
 from openclaw_rl.ledger.schema import open_ledger, snapshot
 from openclaw_rl.ledger.status import Status, read_status
-from openclaw_rl.ledger.turns import conversation_starts, load_turn
+from openclaw_rl.ledger.turns import conversation_starts, load_readable
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.methods.base import Method
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
@@ -121,9 +121,9 @@ def first_prompts(db: Connection, count: int) -> list[Prompt]:
     """How the first conversations began, each question once."""
     prompts: dict[str, Prompt] = {}
     for number in conversation_starts(db, MAX_SEARCHED_TURNS):
-        turn = load_turn(db, number)
-        question = question_of(turn)
-        if question and question not in prompts:
+        turn = load_readable(db, number)
+        question = question_of(turn) if turn else ""
+        if turn and question and question not in prompts:
             prompts[question] = Prompt(question, tuple(turn.prompt_ids))
         if len(prompts) == count:
             break
@@ -153,6 +153,8 @@ class Run:
     """Of all users, removed ones among them."""
     updates: list[UpdateCard] = field(default_factory=list)
     """The last training steps, the newest first."""
+    damage: str = ""
+    """Why the ledger cannot be read, if so."""
     missing: list[str] = field(default_factory=list)
     """What is missing or cannot be read, one sentence each."""
 
@@ -173,10 +175,14 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
         # One snapshot: the whole page shows the same moment, even if a server writes meanwhile.
         with open_ledger(source.ledger_dir, readonly=True) as db, snapshot(db):
             read_ledger(run, db, server, ready)
-    except LedgerUnusable as error:
+    except NoLedger as error:
         run.missing.append(str(error))
+    except LedgerUnusable as error:
+        run.damage = str(error)
     except (ValueError, KeyError, TypeError) as error:
-        run.missing.append(f"The ledger in {source.ledger_dir} holds something that cannot be read: {error}.")
+        run.damage = f"The ledger in {source.ledger_dir} holds something that cannot be read: {error}."
+    if run.damage:
+        run.missing.append(run.damage)
     run.missing += gaps(run)
     return run
 
@@ -185,7 +191,8 @@ def read_ledger(run: Run, db: Connection, server: str | None, ready: Mapping[str
     run.status = read_status(db, server, ready)
     run.verdicts = verdicts.summaries(db)
     run.verdict_counts = verdicts.counts(db)
-    run.examples = [(kind, load_turn(db, number)) for kind, number in verdicts.examples(db, EXAMPLES_OF_A_KIND)]
+    shown = [(kind, load_readable(db, number)) for kind, number in verdicts.examples(db, EXAMPLES_OF_A_KIND)]
+    run.examples = [(kind, turn) for kind, turn in shown if turn is not None]
     run.prompts = first_prompts(db, PROMPTS)
     run.episodes = pages.session_summaries(db, episodes_only=True, limit=EPISODES_SHOWN)
     run.episode_counts = episodes.counts(db)

@@ -18,13 +18,14 @@ from openclaw_rl.judge.rules import read_wishes, ready, split_wanted
 from openclaw_rl.judge.rules.kept import keeps
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger import episodes, groups, notes, turns, verdicts
-from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
+from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn
+from openclaw_rl.ledger.sessions import move
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import load_turn, ready_turns
 from openclaw_rl.methods.base import Method
 from openclaw_rl.rendering.chat import Message, content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
-from openclaw_rl.types import HeardWishes, Question, Source, StoredTurn, Verdict, Wish
+from openclaw_rl.types import HeardWishes, Question, Source, State, StoredTurn, Verdict, Wish
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class JudgeLoop:
     - What a user asked for as a conversation began becomes a note before the turn is judged, whether or not it ever is.
     - A turn waits without limit for a judge that is down; `down` says why.
     - A turn that its judge cannot judge gets no score after TRIALS trials, and the reason is recorded.
-    - An error in one turn does not stop the judging of others.
+    - An error in one turn does not stop the judging of others. A turn that cannot be read is dropped with the reason.
     """
 
     def __init__(
@@ -209,6 +210,9 @@ class JudgeLoop:
             self._retries.pop(turn, None)
         except UnknownTurn:
             self._retries.pop(turn, None)  # it was deleted meanwhile
+        except DamagedTurn as error:
+            log.warning("Turn %d is not judged: %s.", turn, error)
+            await self._drop(turn, error.reason)
         except LedgerError as error:
             log.warning("Turn %d will be judged again: %s", turn, error)
             self._retry_after(turn, self._first_pause)
@@ -281,6 +285,16 @@ class JudgeLoop:
     def _retry_after(self, turn: int, pause: float) -> None:
         self._retries.setdefault(turn, Retry()).not_before = time.monotonic() + pause
 
+    async def _drop(self, turn: int, reason: str) -> None:
+        """Drop a turn, or try it again later."""
+        try:
+            await self.ledger.write(move, turn, State.DROPPED, reason)
+            self._retries.pop(turn, None)
+        except UnknownTurn:
+            self._retries.pop(turn, None)
+        except LedgerError:
+            self._retry_after(turn, self._first_pause)
+
     async def _give_up(self, turn: int, reason: str) -> None:
         verdict = Verdict(reason=f"{TRIALS} trials failed: {reason}")
         try:
@@ -293,6 +307,10 @@ class JudgeLoop:
             self._retries.pop(turn, None)
         except LedgerError:
             self._retry_after(turn, self._first_pause)
+        except Exception:
+            # A bug of ours or of a custom method, which met this turn again: it must not be met without end.
+            log.exception("Turn %d is dropped: no verdict on it can be recorded.", turn)
+            await self._drop(turn, verdict.reason)
 
     async def _settle(self) -> None:
         """Settle groups, and sessions that have ended: if only scores are trained on, each gets a good turn."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
-from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
+from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn
 from openclaw_rl.ledger.groups import queue, trainable
-from openclaw_rl.ledger.sessions import move
+from openclaw_rl.ledger.sessions import drop_damaged, move
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import first_unscored, load_turn, set_logprobs
 from openclaw_rl.methods.base import Baseline, Lesson, Method, NoSignal
@@ -30,13 +30,17 @@ MAX_ROUNDING = 1e-9
 async def load_with_signal(
     ledger: Ledger, method: Method, numbers: Sequence[int], check: Callable[[Lesson], None] = lambda _lesson: None
 ) -> list[StoredTurn]:
-    """Load the turns that the method can learn from, and drop the others with the reason.
+    """Load the turns that the method can learn from, and drop the others, damaged ones too, with the reason.
 
     `check` raises NoSignal for a lesson that the trainer cannot use. Turns that have just been deleted are left out.
     """
     # In a thread: groups make large batches, and the server must answer meanwhile.
-    turns, without_signal = await asyncio.to_thread(_load, ledger, method, numbers, check)
-    for number, error in without_signal:
+    turns, unusable = await asyncio.to_thread(_load, ledger, method, numbers, check)
+    for number, error in unusable:
+        if isinstance(error, DamagedTurn):
+            log.warning("It is not trained on: %s.", error)
+            await ledger.write(drop_damaged, error)
+            continue
         with contextlib.suppress(UnknownTurn):
             await drop_without_signal(ledger, number, error)
     return turns
@@ -49,9 +53,10 @@ async def drop_without_signal(ledger: Ledger, number: int, error: NoSignal) -> N
 
 def _load(
     ledger: Ledger, method: Method, numbers: Sequence[int], check: Callable[[Lesson], None]
-) -> tuple[list[StoredTurn], list[tuple[int, NoSignal]]]:
+) -> tuple[list[StoredTurn], list[tuple[int, NoSignal | DamagedTurn]]]:
+    """The turns that can be trained on, and why others cannot."""
     turns: list[StoredTurn] = []
-    without_signal: list[tuple[int, NoSignal]] = []
+    unusable: list[tuple[int, NoSignal | DamagedTurn]] = []
     for number in numbers:
         try:
             turn = method.prepared(ledger.read(load_turn, number))
@@ -59,9 +64,9 @@ def _load(
             turns.append(turn)
         except UnknownTurn:
             continue
-        except NoSignal as error:
-            without_signal.append((number, error))
-    return turns, without_signal
+        except (NoSignal, DamagedTurn) as error:
+            unusable.append((number, error))
+    return turns, unusable
 
 
 def to_sequences(turns: Sequence[StoredTurn], method: Method) -> list[TrainingSequence]:
@@ -134,7 +139,12 @@ async def score_imported(
 async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) -> None:
     version = sampler.newest_version
     with contextlib.suppress(UnknownTurn):
-        turn = ledger.read(load_turn, number)
+        try:
+            turn = ledger.read(load_turn, number)
+        except DamagedTurn as error:
+            log.warning("It is not trained on: %s.", error)
+            await ledger.write(drop_damaged, error)
+            return
         ids = [*turn.prompt_ids, *turn.response_ids]
         request = ScoreRequest(ids, len(turn.response_ids), version=version, top_k=top, owner=turn.session.owner)
         try:

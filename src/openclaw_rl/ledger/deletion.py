@@ -6,13 +6,18 @@ from pathlib import Path
 
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CannotDelete
-from openclaw_rl.ledger.packing import pack_ids
+from openclaw_rl.ledger.packing import unpack_messages
 from openclaw_rl.ledger.schema import transaction
-from openclaw_rl.ledger.turns import sequence, turns_of
+from openclaw_rl.ledger.sessions import move
+from openclaw_rl.ledger.tokens import packed_sequence
+from openclaw_rl.ledger.turns import turns_of
+from openclaw_rl.rendering.clients import message_words
 from openclaw_rl.types import State
 
 #: Not the same command again: the beginning of a deleted session's id may be that of another one.
 WIPE_LATER = "run 'openclaw-rl forget --wipe' again"
+#: Why a turn is not trained on whose next state was deleted.
+DELETED = "what came next was deleted"
 #: SQLite rewrites a file of this size in about a second, for which a server's requests can wait.
 MAX_BYTES_REWRITTEN_BESIDE_SERVER = 256 << 20
 
@@ -20,11 +25,13 @@ MAX_BYTES_REWRITTEN_BESIDE_SERVER = 256 << 20
 def delete_answer(db: sqlite3.Connection, owner: str, completion: str) -> None:
     """Delete an owner's answer with its request, its tokens, its verdict and what came next.
 
+    - The words of the request also go where they were the next state of an earlier turn, with the verdict, the hints
+      and the notes that were made of them. A turn that was not trained on yet is then not trained on.
     - Messages that other answers of the conversation were given too stay with those.
     - Nothing else changes: a turn that shares tokens with the deleted one keeps them as its own.
 
-    Raises UnknownTurn; CannotDelete if later turns contain the answer, or if it is being trained on or is part of an
-    episode.
+    Raises UnknownTurn; CannotDelete if later turns contain the answer, or if it, or the turn that its request reacted
+    to, is being trained on, or if it is part of an episode.
     """
     numbers = turns_of(db, owner, completion)
     for number in numbers:
@@ -33,7 +40,8 @@ def delete_answer(db: sqlite3.Connection, owner: str, completion: str) -> None:
         keep_shared_tokens(db, number)
         request, session = db.execute("SELECT request, session FROM turns WHERE number = ?", (number,)).fetchone()
         db.execute("DELETE FROM turns WHERE number = ?", (number,))
-        delete_unused_messages(db, request)
+        if said := delete_unused_messages(db, request):
+            forget_reactions(db, session, said, completion)
         db.execute(
             "DELETE FROM sessions WHERE number = ? AND NOT EXISTS (SELECT 1 FROM turns WHERE session = ?)",
             (session, session),
@@ -62,24 +70,70 @@ def check_deletable(db: sqlite3.Connection, number: int, completion: str) -> Non
 
 def keep_shared_tokens(db: sqlite3.Connection, number: int) -> None:
     """Give the turns that are stored as an addition to this one all their tokens."""
-    tokens, _prompt_length = sequence(db, number)
     for row in db.execute("SELECT number, keep, added FROM turns WHERE base = ?", (number,)).fetchall():
-        added = pack_ids(tokens[: row["keep"]]) + row["added"]
+        added = packed_sequence(db, number)[0][: 4 * row["keep"]] + row["added"]
         db.execute("UPDATE turns SET base = NULL, keep = 0, added = ? WHERE number = ?", (added, row["number"]))
 
 
-def delete_unused_messages(db: sqlite3.Connection, last: int | None) -> None:
-    """Delete a message and those before it, up to the first that another turn was given too."""
+def delete_unused_messages(db: sqlite3.Connection, last: int | None) -> list[str]:
+    """Delete a message and those before it, up to the first that another turn was given too; what they said."""
+    said = list[str]()
     while last is not None:
-        row = db.execute("SELECT parent FROM messages WHERE number = ?", (last,)).fetchone()
+        row = db.execute("SELECT parent, body FROM messages WHERE number = ?", (last,)).fetchone()
         used = db.execute(
             "SELECT EXISTS (SELECT 1 FROM turns WHERE request = ?) OR EXISTS (SELECT 1 FROM messages WHERE parent = ?)",
             (last, last),
         ).fetchone()[0]
         if used:
-            return
+            break
         db.execute("DELETE FROM messages WHERE number = ?", (last,))
+        said += words_in(f"[{row['body']}]")
         last = row["parent"]
+    return said
+
+
+def forget_reactions(db: sqlite3.Connection, session: int, said: Sequence[str], completion: str) -> None:
+    """Remove what deleted messages said from the turns of their session that it was the next state of."""
+    rows = db.execute("SELECT body FROM messages WHERE session = ?", (session,))
+    kept = {words for row in rows for words in words_in(f"[{row['body']}]")}
+    gone = [words for words in said if words and words not in kept]
+    for row in db.execute(
+        "SELECT number, state, next_state FROM turns WHERE session = ? AND next_state IS NOT NULL", (session,)
+    ).fetchall():
+        # A client that merges messages has said a next state as the end of a longer message.
+        heard = [words for words in words_in(row["next_state"]) if words]
+        if not any(words.endswith(one) for words in gone for one in heard if one not in kept):
+            continue
+        if row["state"] == State.BATCHED:
+            raise CannotDelete(f"The turn before {completion} is being trained on: try again later.")
+        forget_next_state(db, row["number"], State(row["state"]))
+
+
+def forget_next_state(db: sqlite3.Connection, turn: int, state: State) -> None:
+    """Remove a turn's next state, and what was made of it. Explicit feedback stays and is judged again."""
+    db.execute("UPDATE turns SET next_state = NULL WHERE number = ?", (turn,))
+    # What the turn's own request asked for stays: that was said when the turn began.
+    db.execute(
+        "DELETE FROM notes WHERE turn = ? AND said != (SELECT created FROM turns WHERE number = ?)", (turn, turn)
+    )
+    db.execute("DELETE FROM hints WHERE turn = ?", (turn,))
+    if state is State.APPLIED:
+        # What it was trained on is still explained by the score.
+        db.execute("UPDATE verdicts SET votes = '[]', reason = ? WHERE turn = ?", (DELETED, turn))
+        return
+    db.execute("DELETE FROM verdicts WHERE turn = ?", (turn,))
+    if state is State.JUDGED and db.execute("SELECT 1 FROM feedback WHERE turn = ?", (turn,)).fetchone():
+        move(db, turn, State.READY)
+    elif state in (State.JUDGED, State.READY):
+        move(db, turn, State.DROPPED, DELETED)
+
+
+def words_in(messages: str) -> list[str]:
+    """The words of each of these messages; none if they are damaged."""
+    try:
+        return [message_words(message) for message in unpack_messages(messages) or ()]
+    except (ValueError, TypeError, RecursionError):
+        return []
 
 
 def delete_sessions(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import AlreadyRewarded, BadResult, TooLate, UnknownSession
-from openclaw_rl.ledger.packing import pack_json, whole_text
+from openclaw_rl.ledger.packing import known, pack_json, whole_text
 from openclaw_rl.ledger.sessions import ALREADY_USED, QUARANTINED, SUPERSEDED, close_idle_sessions, move, open_session
 from openclaw_rl.types import (
     EpisodeCounts,
@@ -75,7 +75,7 @@ def end(db: sqlite3.Connection, key: SessionKey, result: EpisodeResult, group_si
     if any(row["state"] in ALREADY_USED for row in turns):
         raise TooLate("A turn of this session has already been trained on.")
     said = _by_turn(turns, result)
-    mode = EpisodeMode(episode["mode"]) if episode is not None else EpisodeMode.TRAIN
+    mode = known(EpisodeMode, episode["mode"], EpisodeMode.EVAL) if episode is not None else EpisodeMode.TRAIN
     group, late = None, ""
     if result.group is not None and mode is EpisodeMode.TRAIN:
         group, is_open = groups.join(db, key.owner, result.group, result.group_size, group_size)
@@ -149,7 +149,7 @@ def settle_groups(db: sqlite3.Connection, opened_before: float, why_untrained: C
 
 def counts(db: sqlite3.Connection) -> EpisodeCounts:
     rows = db.execute("SELECT state, count(*) FROM episodes GROUP BY state")
-    states = Counter({EpisodeState(state): count for state, count in rows})
+    states = Counter({known(EpisodeState, state, None): count for state, count in rows})
     reward, solved = db.execute(
         "SELECT avg(reward), avg(solved) FROM episodes WHERE state = ?", (EpisodeState.REWARDED,)
     ).fetchone()
@@ -176,8 +176,8 @@ def of_turn(db: sqlite3.Connection, turn: int, session: int) -> TurnEpisode | No
 
 def _summary(row: sqlite3.Row) -> dict[str, Any]:
     return {
-        "mode": EpisodeMode(row["mode"]),
-        "state": EpisodeState(row["state"]),
+        "mode": known(EpisodeMode, row["mode"], EpisodeMode.EVAL),
+        "state": known(EpisodeState, row["state"], EpisodeState.FAILED),
         "task": row["task"],
         "group": row["name"],
         "reward": row["reward"],

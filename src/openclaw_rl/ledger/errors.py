@@ -20,6 +20,16 @@ class UnknownTurn(LedgerError):
     """There is no such turn."""
 
 
+class DamagedTurn(LedgerError):
+    """What is recorded of a turn cannot be read. Only this turn is concerned."""
+
+    def __init__(self, turn: int, what: str) -> None:
+        super().__init__(f"turn {turn} is damaged: {what}")
+        self.turn = turn
+        self.reason = f"damaged: {what}"
+        """Why the turn is dropped."""
+
+
 class CannotJudge(LedgerError):
     """Feedback comes too late for this turn, or the turn is never trained on."""
 
@@ -74,6 +84,15 @@ class NoLedger(LedgerUnusable):
 
 class NewerLedger(LedgerUnusable):
     """The ledger was written by a newer version of the program."""
+
+
+@contextlib.contextmanager
+def damage(turn: int) -> Iterator[None]:
+    """Raise DamagedTurn where the record of a turn, which is unpacked inside, is not what was written."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise DamagedTurn(turn, f"what is stored of it cannot be read ({error})") from error
 
 
 @contextlib.contextmanager

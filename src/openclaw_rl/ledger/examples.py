@@ -5,12 +5,12 @@ forgotten as a note is. `example_notes` has the notes that it shows: those that 
 that its owner wished in the same session.
 """
 
-import json
 import re
 import sqlite3
 import time
 
-from openclaw_rl.ledger.packing import whole_text
+from openclaw_rl.ledger.errors import DamagedTurn, damage
+from openclaw_rl.ledger.packing import unpack_message, whole_text
 from openclaw_rl.ledger.sessions import load_messages
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
@@ -57,9 +57,10 @@ def keep_accepted(db: sqlite3.Connection, turn: int) -> None:
 
 
 def is_answer(db: sqlite3.Connection, turn: int, text: str) -> bool:
-    """Whether a text is what a turn answered, apart from white space."""
+    """Whether a text is what a turn answered, apart from white space. Raises DamagedTurn."""
     row = db.execute("SELECT answer FROM turns WHERE number = ?", (turn,)).fetchone()
-    return content_text(json.loads(row["answer"]).get("content")).split() == text.split()
+    with damage(turn):
+        return content_text(unpack_message(row["answer"]).get("content")).split() == text.split()
 
 
 def link_note(db: sqlite3.Connection, note: int, turn: int | None, replaced: list[int]) -> None:
@@ -120,7 +121,7 @@ def bound(db: sqlite3.Connection, owner: str) -> None:
 
 
 def question_of(db: sqlite3.Connection, turn: int, answer: str) -> str:
-    """What a user asked that this answer to a turn answers; empty if there are tools or nobody's words.
+    """What a user asked that this answer to a turn answers; empty if there are tools, nobody's words, or damage.
 
     The request may only complain about the answer before. Then it is one of the earlier questions: the one that has
     most words in common with the answer.
@@ -129,7 +130,10 @@ def question_of(db: sqlite3.Connection, turn: int, answer: str) -> str:
     number: int | None = turn
     while number is not None and len(asked) < MAX_COMPLAINTS:
         row = db.execute("SELECT request, parent FROM turns WHERE number = ?", (number,)).fetchone()
-        messages = load_messages(db, row["request"])
+        try:
+            messages = load_messages(db, number, row["request"])
+        except DamagedTurn:
+            return ""
         if any(message["role"] in ("tools", "tool") for message in messages):
             return ""
         said = [message for message in messages if message["role"] == "user" and not is_passing(message)]
@@ -199,5 +203,6 @@ def _was_rejected(db: sqlite3.Connection, turn: int) -> bool:
 def _answer(db: sqlite3.Connection, turn: int) -> str:
     """The text of a turn's answer; empty if it calls tools or was cut off."""
     row = db.execute("SELECT answer, finish_reason FROM turns WHERE number = ?", (turn,)).fetchone()
-    message = json.loads(row["answer"])
+    with damage(turn):
+        message = unpack_message(row["answer"])
     return "" if message.get("tool_calls") or row["finish_reason"] != "stop" else content_text(message.get("content"))

@@ -1,7 +1,7 @@
 """Leases: the judged turns that an outside trainer has claimed, and that it has to confirm in time.
 
-The turns of an open lease are `batched`, so nobody else gets them. A confirmed lease is a training step that counts.
-The turns of a lease that ends in another way are `judged` again.
+The turns of an open lease are `batched`, so nobody else gets them; one that is dropped leaves its lease. A confirmed
+lease is a training step that counts. The turns of a lease that ends in another way are `judged` again.
 
 - A turn is in one open lease at most. A group is leased as a whole, once it is settled.
 - A lease that was confirmed is a step that counts, exactly once, however often it is confirmed.
@@ -15,6 +15,7 @@ import time
 
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LeaseRefused, UnknownLease
+from openclaw_rl.ledger.packing import known
 from openclaw_rl.ledger.sessions import move
 from openclaw_rl.types import Lease, LeaseEnd, State, StepOutcome
 
@@ -61,13 +62,13 @@ def confirm(db: sqlite3.Connection, id: str, version: int, parent: int) -> int:
             f"This lease ran out {late:.0f} s ago, so its turns went back and are handed out again: "
             "claim with a longer lease_seconds."
         )
-    turns = {turn: state for turn, state in _turns_of(db, row["number"]).items() if state is not State.DROPPED}
+    turns = _turns_of(db, row["number"])
     if not training.is_known_policy(db, version):
         training.add_policy(db, version, parent)
     step = last_step(db) + 1
     training.record_step(db, step, version, StepOutcome.APPLIED, list(turns))
     for turn, state in turns.items():
-        if state is not None:
+        if state is State.BATCHED:
             move(db, turn, State.APPLIED)
     _end(db, row["number"], LeaseEnd.CONFIRMED, step)
     return step
@@ -102,7 +103,7 @@ def open_leases(db: sqlite3.Connection) -> list[Lease]:
 def last_end(db: sqlite3.Connection) -> LeaseEnd | None:
     """How the newest lease ended; None if it is open or there is none."""
     row = db.execute("SELECT ended FROM leases ORDER BY number DESC LIMIT 1").fetchone()
-    return LeaseEnd(row["ended"]) if row and row["ended"] else None
+    return known(LeaseEnd, row["ended"], None) if row else None
 
 
 def last_step(db: sqlite3.Connection) -> int:
@@ -113,7 +114,7 @@ def last_step(db: sqlite3.Connection) -> int:
 
 def _give_back(db: sqlite3.Connection, number: int, end: LeaseEnd) -> None:
     for turn, state in _turns_of(db, number).items():
-        # Others were dropped or deleted meanwhile.
+        # Others were deleted meanwhile, or are damaged.
         if state is State.BATCHED:
             move(db, turn, State.JUDGED)
     _end(db, number, end)
@@ -131,4 +132,4 @@ def _turns_of(db: sqlite3.Connection, number: int) -> dict[int, State | None]:
         "ORDER BY l.turn",
         (number,),
     )
-    return {row["turn"]: None if row["state"] is None else State(row["state"]) for row in rows}
+    return {row["turn"]: None if row["state"] is None else known(State, row["state"], State.DROPPED) for row in rows}

@@ -145,7 +145,7 @@ def forget(db: sqlite3.Connection, owner: str) -> int:
 def count(db: sqlite3.Connection) -> dict[NoteState, int]:
     """How many notes of all owners are active, and how many retired; without examples."""
     rows = db.execute("SELECT state, count(*) FROM notes WHERE question = '' GROUP BY state")
-    counts = {NoteState(row[0]): row[1] for row in rows}
+    counts = dict(rows.fetchall())
     return {state: counts.get(state, 0) for state in IN_USE}
 
 

@@ -1,16 +1,22 @@
-"""Token ids and log-probs as bytes: four bytes each, little-endian on every machine. Messages as JSON."""
+"""Token ids and log-probs as bytes: four bytes each, little-endian on every machine. Messages as JSON.
+
+Disks damage what they store. What cannot be unpacked raises ValueError, TypeError or LookupError.
+"""
 
 import json
 import re
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import numpy as np
 
 from openclaw_rl.types import Numbers, TopTokens
 
+Member = TypeVar("Member", bound=StrEnum)
+Default = TypeVar("Default")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -22,6 +28,55 @@ def pack_json(value: Any) -> str:
     except UnicodeEncodeError:
         return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
     return text
+
+
+class DamagedText(str):
+    """Text whose bytes were no UTF-8. They are replaced, so that it can be shown; it cannot be unpacked."""
+
+
+def read_text(data: bytes) -> str:
+    """The text of a column."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return DamagedText(data.decode(errors="replace"))
+
+
+def unpack_json(text: str) -> Any:
+    if isinstance(text, DamagedText):
+        raise ValueError("it is no UTF-8")
+    return json.loads(text)
+
+
+def unpack_object(text: str | None) -> dict[str, Any]:
+    """A JSON object; empty for None."""
+    value = unpack_json(text) if text is not None else {}
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def unpack_message(text: str) -> dict[str, Any]:
+    return _checked(unpack_json(text))
+
+
+def unpack_messages(text: str | None) -> list[dict[str, Any]] | None:
+    """A list of messages; None for None."""
+    return None if text is None else [_checked(message) for message in unpack_json(text)]
+
+
+def _checked(message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError("it is no message")
+    return message
+
+
+def known(kind: type[Member], value: Any, otherwise: Default) -> Member | Default:
+    """A member of an enumeration; `otherwise` where a list must not end because one row is damaged."""
+    try:
+        return kind(value)
+    except ValueError:
+        return otherwise
 
 
 def _listed(value: Any) -> Any:
@@ -41,6 +96,8 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 def unpack_ids(data: bytes) -> list[int]:
     ids: list[int] = _unpack("i", data).tolist()
+    if ids and min(ids) < 0:
+        raise ValueError("a token is negative")
     return ids
 
 

@@ -7,14 +7,16 @@ lets one transaction write at a time, so the rows of the log are numbered in the
 its newest rows only.
 """
 
-import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.ledger import episodes, notes, verdicts
-from openclaw_rl.ledger.packing import whole_text
+from openclaw_rl.ledger.errors import DamagedTurn, damage
+from openclaw_rl.ledger.packing import known, unpack_message, unpack_messages, whole_text
+from openclaw_rl.ledger.sessions import read_message
+from openclaw_rl.ledger.training import metrics_of
 from openclaw_rl.ledger.turns import SESSION
 from openclaw_rl.types import (
     EpisodePoint,
@@ -49,8 +51,9 @@ MAX_BATCH_CARDS = 40
 #: The beginning of a message's text, without reading a large body into this process. As bytes: half a surrogate pair,
 #: which JSON can contain, is no UTF-8.
 TEXT_START = (
-    "CAST(substr(CASE json_type(m.body, '$.content') WHEN 'text' THEN json_extract(m.body, '$.content') "
-    f"WHEN 'array' THEN json_extract(m.body, '$.content[0].text') END, 1, {MAX_QUESTION_CHARACTERS}) AS BLOB)"
+    "CASE WHEN json_valid(m.body) THEN CAST(substr(CASE json_type(m.body, '$.content') "
+    "WHEN 'text' THEN json_extract(m.body, '$.content') WHEN 'array' THEN json_extract(m.body, '$.content[0].text') "
+    f"END, 1, {MAX_QUESTION_CHARACTERS}) AS BLOB) END"
 )
 ONLY = {
     "": "",
@@ -191,32 +194,55 @@ def find_turns(db: sqlite3.Connection, owner: str, numbers: Sequence[int]) -> li
 
 
 def turn_card(db: sqlite3.Connection, row: sqlite3.Row) -> TurnCard:
-    number = row["number"]
-    verdict, sample = verdicts.load(db, number) or (None, None)
+    """The card of a turn. That of a damaged turn has the reason and no words."""
+    try:
+        with damage(row["number"]):
+            said = _said(db, row)
+    except DamagedTurn as error:
+        said = {
+            "kind": known(TurnKind, row["kind"], TurnKind.MAIN),
+            "state": known(State, row["state"], State.DROPPED),
+            "reason": error.reason,
+            "asked": (),
+            "message": {"role": "assistant", "content": ""},
+            "came_next": (),
+            "feedback": (),
+            "verdict": None,
+            "sample": None,
+        }
     return TurnCard(
-        number=number,
+        number=row["number"],
         session=row["session"],
         key=SessionKey(row["owner"], row["id"]),
         completion=row["completion"],
         choice=row["choice"],
-        kind=TurnKind(row["kind"]),
         kind_reason=row["kind_reason"],
-        state=State(row["state"]),
-        reason=row["reason"],
         created=row["created"],
         version=row["version"],
         finish_reason=row["finish_reason"],
         tokens=row["tokens"],
-        asked=tuple(new_messages(db, row["request"])),
-        message=json.loads(row["answer"]),
-        came_next=tuple(json.loads(row["next_state"] or "[]")),
-        feedback=tuple(verdicts.feedback_of(db, number)),
-        verdict=verdict,
-        sample=sample,
-        episode=episodes.of_turn(db, number, row["session"]),
-        notes=tuple(notes.of_conversation(db, number)[1]),
         update=row["used_by"],
+        **said,
     )
+
+
+def _said(db: sqlite3.Connection, row: sqlite3.Row) -> dict[str, Any]:
+    """What a card has that must be unpacked."""
+    number = row["number"]
+    verdict, sample = verdicts.load(db, number) or (None, None)
+    return {
+        "kind": TurnKind(row["kind"]),
+        "state": State(row["state"]),
+        "reason": row["reason"],
+        "asked": tuple(new_messages(db, row["request"])),
+        "message": unpack_message(row["answer"]),
+        "came_next": tuple(unpack_messages(row["next_state"]) or ()),
+        "feedback": tuple(verdicts.feedback_of(db, number)),
+        "verdict": verdict,
+        "sample": sample,
+        "episode": episodes.of_turn(db, number, row["session"]),
+        "notes": tuple(notes.of_conversation(db, number)[1]),
+    }
 
 
 def new_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
@@ -224,8 +250,8 @@ def new_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     number: int | None = last
     while number is not None and len(messages) < MAX_NEW_MESSAGES:
-        row = db.execute("SELECT parent, body FROM messages WHERE number = ?", (number,)).fetchone()
-        message = json.loads(row["body"])
+        row = db.execute("SELECT parent, digest, body FROM messages WHERE number = ?", (number,)).fetchone()
+        message = read_message(row)
         if message.get("role") == "assistant":
             break
         if message.get("role") != "tools":
@@ -253,11 +279,11 @@ def _update(row: sqlite3.Row) -> UpdateCard:
         row["number"],
         row["step"],
         row["version"],
-        StepOutcome(row["outcome"]),
+        known(StepOutcome, row["outcome"], StepOutcome.UNDONE),
         row["reason"],
         row["created"],
         row["turns"],
-        json.loads(row["metrics"]),
+        metrics_of(row),
     )
 
 
@@ -284,7 +310,7 @@ def step_metrics(db: sqlite3.Connection, limit: int) -> list[Mapping[str, Any]]:
         "SELECT step, version, metrics FROM updates WHERE outcome = ? ORDER BY number DESC LIMIT ?",
         (StepOutcome.APPLIED, limit),
     ).fetchall()
-    return [{**json.loads(row["metrics"]), "step": row["step"], "version": row["version"]} for row in reversed(rows)]
+    return [{**metrics_of(row), "step": row["step"], "version": row["version"]} for row in reversed(rows)]
 
 
 def group_page(db: sqlite3.Connection, owner: str, before: int | None, limit: int) -> list[GroupCard]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
+from openclaw_rl.ledger.packing import read_text
 from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
@@ -56,6 +57,7 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
     connection.row_factory = sqlite3.Row
+    connection.text_factory = read_text
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
 

@@ -3,15 +3,14 @@
 Requests are paths through a session's tree of messages: what requests have in common is stored once.
 """
 
-import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
-from openclaw_rl.ledger.packing import common_prefix, pack_json
+from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn, damage
+from openclaw_rl.ledger.packing import common_prefix, known, pack_json, unpack_message
 from openclaw_rl.types import SessionKey, State, TurnKind
 
 #: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.
@@ -44,18 +43,31 @@ class IllegalTransition(LedgerError):
 
 
 def move(db: sqlite3.Connection, turn: int, state: State, reason: str = "") -> None:
-    """Change a turn's state. Raises IllegalTransition and UnknownTurn."""
+    """Change a turn's state. Raises IllegalTransition, UnknownTurn and DamagedTurn."""
     row = db.execute("SELECT state FROM turns WHERE number = ?", (turn,)).fetchone()
     if row is None:
         raise UnknownTurn(f"there is no turn {turn}")
-    current = State(row["state"])
+    with damage(turn):
+        current = State(row["state"])
     if state not in TRANSITIONS[current]:
         raise IllegalTransition(turn, current, state)
+    if current is State.BATCHED:
+        # It can be claimed again, by whoever comes next.
+        db.execute("DELETE FROM lease_turns WHERE turn = ?", (turn,))
     ready = time.time() if state is State.READY else None
     db.execute(
         "UPDATE turns SET state = ?, reason = ?, ready_at = coalesce(?, ready_at) WHERE number = ?",
         (state, reason, ready, turn),
     )
+
+
+def drop_damaged(db: sqlite3.Connection, error: DamagedTurn) -> None:
+    """Drop a turn that cannot be read, unless it was trained on or deleted."""
+    row = db.execute("SELECT state FROM turns WHERE number = ?", (error.turn,)).fetchone()
+    state = known(State, row["state"], None) if row is not None else State.DROPPED
+    if state is None or State.DROPPED in TRANSITIONS[state]:
+        db.execute("UPDATE turns SET state = ?, reason = ? WHERE number = ?", (State.DROPPED, error.reason, error.turn))
+        db.execute("DELETE FROM lease_turns WHERE turn = ?", (error.turn,))
 
 
 #: The owner of sessions that came from a file.
@@ -107,15 +119,19 @@ def store_messages(
     Turn `base` has probably the same messages at the beginning. They are read at once instead of one by one.
     """
     bodies = [pack_json(message) for message in messages]
-    digests = [blake2b(body.encode(), digest_size=16).digest() for body in bodies]
+    digests = [digest_of(body) for body in bodies]
     path = [] if base is None else stored_path(db, session, base)
     shared = common_prefix(digests, [digest for _number, digest in path])
     parent: int | None = path[shared - 1][0] if shared else None
     for body, digest in zip(bodies[shared:], digests[shared:], strict=True):
         row = db.execute(
-            "SELECT number FROM messages WHERE session = ? AND coalesce(parent, 0) = ? AND digest = ?",
-            (session, parent or 0, digest),
+            "SELECT number, body IS ? AS whole FROM messages WHERE session = ? AND coalesce(parent, 0) = ? "
+            "AND digest = ?",
+            (body, session, parent or 0, digest),
         ).fetchone()
+        if row is not None and not row["whole"]:
+            # The stored message was damaged. The client has sent it again.
+            db.execute("UPDATE messages SET body = ? WHERE number = ?", (body, row["number"]))
         if row is None:
             row = db.execute(
                 "INSERT INTO messages (session, parent, digest, body) VALUES (?, ?, ?, ?) RETURNING number",
@@ -127,6 +143,10 @@ def store_messages(
     return parent
 
 
+def digest_of(body: str) -> bytes:
+    return blake2b(body.encode(), digest_size=16).digest()
+
+
 def stored_path(db: sqlite3.Connection, session: int, turn: int) -> list[tuple[int, bytes]]:
     """The messages of a turn's request, as numbers and digests; empty if it is a turn of another session."""
     rows = db.execute(
@@ -134,23 +154,36 @@ def stored_path(db: sqlite3.Connection, session: int, turn: int) -> list[tuple[i
         " SELECT m.number, m.parent, m.digest, 0 FROM turns t JOIN messages m ON m.number = t.request"
         " WHERE t.number = ? AND t.session = ?"
         " UNION ALL SELECT m.number, m.parent, m.digest, line.depth + 1"
-        " FROM messages m JOIN line ON m.number = line.parent)"
+        " FROM messages m JOIN line ON m.number = line.parent AND m.number < line.number)"
         " SELECT number, digest FROM line ORDER BY depth DESC",
         (turn, session),
     )
     return [(row["number"], row["digest"]) for row in rows]
 
 
-def load_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
-    """A request's messages, from its last one back to the first."""
+def load_messages(db: sqlite3.Connection, turn: int, last: int) -> list[dict[str, Any]]:
+    """The messages of a turn's request, the first one first; `last` is the number of the last. Raises DamagedTurn."""
+    # A message has a higher number than the one before it. Without this condition, a damaged number could be a circle.
     rows = db.execute(
-        "WITH RECURSIVE line (parent, body, depth) AS ("
-        " SELECT parent, body, 0 FROM messages WHERE number = ?"
-        " UNION ALL SELECT m.parent, m.body, line.depth + 1 FROM messages m JOIN line ON m.number = line.parent)"
-        " SELECT body FROM line ORDER BY depth DESC",
+        "WITH RECURSIVE line (number, parent, digest, body, depth) AS ("
+        " SELECT number, parent, digest, body, 0 FROM messages WHERE number = ?"
+        " UNION ALL SELECT m.number, m.parent, m.digest, m.body, line.depth + 1"
+        " FROM messages m JOIN line ON m.number = line.parent AND m.number < line.number)"
+        " SELECT parent, digest, body FROM line ORDER BY depth DESC",
         (last,),
-    )
-    return [json.loads(row["body"]) for row in rows]
+    ).fetchall()
+    with damage(turn):
+        if not rows or rows[0]["parent"] is not None:
+            raise ValueError("messages are missing")
+        return [read_message(row) for row in rows]
+
+
+def read_message(row: sqlite3.Row) -> dict[str, Any]:
+    """The message in a row. Raises ValueError if it is not the one that was written."""
+    message = unpack_message(row["body"])
+    if digest_of(row["body"]) != row["digest"]:
+        raise ValueError("a message has changed")
+    return message
 
 
 def session_ids(db: sqlite3.Connection, prefix: str) -> list[str]:
@@ -160,8 +193,9 @@ def session_ids(db: sqlite3.Connection, prefix: str) -> list[str]:
 
 
 def first_messages(db: sqlite3.Connection, session: int) -> list[dict[str, Any]]:
-    """The messages of a session's first main turn, or of its first turn if it has no main turn."""
+    """The messages of a session's first main turn, or of its first turn if it has none. Raises DamagedTurn."""
     row = db.execute(
-        "SELECT request FROM turns WHERE session = ? ORDER BY kind = ? DESC, number LIMIT 1", (session, TurnKind.MAIN)
+        "SELECT number, request FROM turns WHERE session = ? ORDER BY kind = ? DESC, number LIMIT 1",
+        (session, TurnKind.MAIN),
     ).fetchone()
-    return [] if row is None else load_messages(db, row["request"])
+    return [] if row is None else load_messages(db, row["number"], row["request"])

@@ -1,6 +1,5 @@
 """Where a run stands, and what the next training step is waiting for."""
 
-import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from typing import Any
 
 from openclaw_rl.ledger import groups, notes, training, verdicts
 from openclaw_rl.ledger.episodes import groups_waiting
+from openclaw_rl.ledger.packing import unpack_messages
 from openclaw_rl.ledger.turns import counts
 from openclaw_rl.rendering.clients import message_words
 from openclaw_rl.types import (
@@ -198,8 +198,11 @@ def read_status(
     )
 
 
-def words_not_understood(db: sqlite3.Connection) -> str:
-    """A sentence with examples if the rules did not understand most of what somebody said; otherwise empty."""
+def words_not_understood(db: sqlite3.Connection, *, quotes: bool = True) -> str:
+    """A sentence if the rules did not understand most of what somebody said; otherwise empty.
+
+    It has examples only if it `quotes`: a log keeps what `forget` deletes.
+    """
     messages: dict[str, list[tuple[str, bool]]] = defaultdict(list)
     rows = db.execute(
         "SELECT s.owner, t.next_state, (v.score IS NULL AND instr(v.reason, ?)) AS unread "
@@ -209,7 +212,10 @@ def words_not_understood(db: sqlite3.Connection) -> str:
         (UNREAD, *_OTHER_SOURCES, _TURNS),
     )
     for row in rows:
-        said = words_of(row["next_state"])
+        try:
+            said = words_of(row["next_state"])
+        except (ValueError, TypeError, RecursionError):
+            continue  # it is damaged
         if said and not said.endswith(_QUESTION_MARKS):
             messages[row["owner"]].append((said, bool(row["unread"])))
     for owner, all_said in messages.items():
@@ -217,10 +223,11 @@ def words_not_understood(db: sqlite3.Connection) -> str:
         unread = [said for said, not_understood in last if not_understood]
         if len(last) >= _LEAST and len(unread) > _MOST_UNREAD * len(last):
             who = f" of {owner}" if owner and len(messages) > 1 else ""
-            shown = " and ".join(f'"{shorten(said)}"' for said in list(dict.fromkeys(unread))[:_EXAMPLES])
+            some = " and ".join(f'"{shorten(said)}"' for said in list(dict.fromkeys(unread))[:_EXAMPLES])
+            shown = f", for example {some}" if quotes else " (openclaw-rl status quotes some)"
             return (
                 f"The rules did not understand {len(unread)} of the last {len(last)} messages{who} that are no "
-                f'questions, for example {shown}. Say plainly what you want of answers ("shorter, please"), give '
+                f'questions{shown}. Say plainly what you want of answers ("shorter, please"), give '
                 "feedback (POST /v1/feedback), or let a language model judge (--judge-base-url)."
             )
     return ""
@@ -228,7 +235,7 @@ def words_not_understood(db: sqlite3.Connection) -> str:
 
 def words_of(next_state: str) -> str:
     """What the user wrote in the messages that came next."""
-    texts = (message_words(message) for message in json.loads(next_state) if message.get("role") == "user")
+    texts = (message_words(message) for message in unpack_messages(next_state) or () if message.get("role") == "user")
     return " ".join(" ".join(texts).split())
 
 

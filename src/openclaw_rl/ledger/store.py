@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from openclaw_rl.ledger import turns
+from openclaw_rl.ledger import tokens, turns
 from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
 from openclaw_rl.ledger.schema import FILE, connect, create, prepare_to_write, snapshot, transaction
@@ -204,7 +204,7 @@ class Ledger:
         return self.writer.suspended
 
     def read(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The answer to a query, at once. Raises CaptureSuspended."""
+        """The answer to a query, at once. Raises CaptureSuspended, or the query's own error."""
         try:
             return query(self._reader(), *args, **kwargs)
         except sqlite3.Error as error:
@@ -260,12 +260,12 @@ class Ledger:
             self._sequences.put(number, [*turn.prompt_ids, *turn.response_ids], base, keep)
 
     def sequence(self, turn: int) -> list[int]:
-        """A turn's tokens: prompt and response."""
-        tokens = self._sequences.get(turn)
-        if tokens is None:
-            tokens, _prompt_length = self.read(turns.sequence, turn)
-            self._sequences.put(turn, tokens)
-        return tokens
+        """A turn's tokens: prompt and response. Raises UnknownTurn, DamagedTurn and CaptureSuspended."""
+        sequence = self._sequences.get(turn)
+        if sequence is None:
+            sequence, _prompt_length = self.read(tokens.sequence, turn)
+            self._sequences.put(turn, sequence)
+        return sequence
 
     def _reader(self) -> sqlite3.Connection:
         """This thread's own connection: threads that share one can get each other's rows (CPython issue 118172)."""

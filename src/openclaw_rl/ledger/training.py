@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.ledger import episodes, groups
+from openclaw_rl.ledger.packing import known, unpack_object
 from openclaw_rl.ledger.sessions import IMPORTED, QUARANTINED, move
 from openclaw_rl.types import BASE_VERSION, Batch, LeaseEnd, State, StepOutcome, Update
 
@@ -212,14 +213,22 @@ def load_steps(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> li
             row["number"],
             row["step"],
             row["version"],
-            StepOutcome(row["outcome"]),
+            known(StepOutcome, row["outcome"], StepOutcome.UNDONE),
             tuple(_turns_in(db, row["number"])),
             row["reason"],
-            json.loads(row["metrics"]),
+            metrics_of(row),
             row["created"],
         )
         for row in rows
     ]
+
+
+def metrics_of(row: sqlite3.Row) -> dict[str, Any]:
+    """The metrics of a step; none if they are damaged."""
+    try:
+        return unpack_object(row["metrics"])
+    except (ValueError, TypeError, RecursionError):
+        return {}
 
 
 def record_step(
@@ -246,6 +255,17 @@ def add_policy(db: sqlite3.Connection, version: int, parent: int, label: str = "
     `label` is what the inference servers call its weights, if an outside trainer made them.
     """
     db.execute("INSERT INTO policies (version, parent, label) VALUES (?, ?, ?)", (version, parent, label))
+
+
+def add_weights(db: sqlite3.Connection, version: int, parent: int, label: str) -> None:
+    """Record weights of an outside trainer, which followed those of `parent`.
+
+    They hold the steps that the trainer has confirmed, also if it confirmed them before it pushed any weights.
+    """
+    (last,) = db.execute(
+        "SELECT coalesce(max(version), 0) FROM updates WHERE outcome = ?", (StepOutcome.APPLIED,)
+    ).fetchone()
+    add_policy(db, version, max(parent, last), label)
 
 
 def weights_label(db: sqlite3.Connection, version: int) -> str:
@@ -328,7 +348,7 @@ def _set_outcome(db: sqlite3.Connection, number: int, outcome: StepOutcome) -> N
 
 def _state(db: sqlite3.Connection, turn: int) -> State | None:
     row = db.execute("SELECT state FROM turns WHERE number = ?", (turn,)).fetchone()
-    return row and State(row["state"])
+    return None if row is None else known(State, row["state"], State.DROPPED)
 
 
 def _newest_before(db: sqlite3.Connection, step: int, version: int) -> int:
@@ -353,4 +373,4 @@ def _turns_in(db: sqlite3.Connection, number: int) -> dict[int, State | None]:
         "WHERE u.number = ? ORDER BY u.turn",
         (number,),
     )
-    return {row["turn"]: None if row["state"] is None else State(row["state"]) for row in rows}
+    return {row["turn"]: None if row["state"] is None else known(State, row["state"], State.DROPPED) for row in rows}

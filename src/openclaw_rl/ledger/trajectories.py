@@ -11,7 +11,7 @@ imported.
 import codecs
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from openclaw_rl.ledger import episodes
-from openclaw_rl.ledger.errors import LedgerError, TooLate
+from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, TooLate
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.options import GROUP_SIZE
 from openclaw_rl.ledger.packing import common_prefix, pack_json
@@ -233,8 +233,8 @@ def short_hash(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def export_trajectories(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
-    """Sessions as text."""
+def export_trajectories(db: sqlite3.Connection, damaged: list[DamagedTurn]) -> Iterator[dict[str, Any]]:
+    """Sessions as text, without the turns that cannot be read: those are added to `damaged`."""
     with snapshot(db):
         summaries = session_summaries(db)
         # Two owners may use the same name, and the file has no owners: the name alone would be ambiguous.
@@ -244,7 +244,9 @@ def export_trajectories(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
         for summary in reversed(summaries):
             if summary.turns:
                 owner, id = summary.key
-                turns = list(load_turns(db, summary.key))
+                turns = list(readable(load_turns(db, summary.key), damaged))
+                if not turns:
+                    continue
                 line: dict[str, Any] = {
                     "session_id": id if owners[id] == 1 else f"{owner}/{id}",
                     "turns": [in_words(turn) for turn in turns],
@@ -279,10 +281,19 @@ def episode_of(episode: EpisodeSummary, group: str | None, turns: Sequence[Store
     }
 
 
-def export_turns(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
-    """Turns with everything that the ledger has."""
+def export_turns(db: sqlite3.Connection, damaged: list[DamagedTurn]) -> Iterator[dict[str, Any]]:
+    """Turns with everything that the ledger has; those that cannot be read are added to `damaged`."""
     with snapshot(db):
-        yield from map(asdict, load_turns(db))
+        yield from map(asdict, readable(load_turns(db), damaged))
+
+
+def readable(turns: Iterable[StoredTurn | DamagedTurn], damaged: list[DamagedTurn]) -> Iterator[StoredTurn]:
+    """The turns that can be read; the others are added to `damaged`."""
+    for turn in turns:
+        if isinstance(turn, DamagedTurn):
+            damaged.append(turn)
+        else:
+            yield turn
 
 
 def in_words(turn: StoredTurn) -> dict[str, Any]:
@@ -378,7 +389,7 @@ def was_recorded_here(db: sqlite3.Connection, session_id: str, file_turns: Seque
     named = [*session_summaries(db, id=session_id), *(session_summaries(db, id=id) if owner else ())]
     for summary in named:
         if summary.key.owner != IMPORTED and (summary.key.id == session_id or summary.key.owner == owner):
-            recorded = (in_words(turn) for turn in load_turns(db, summary.key))
+            recorded = (in_words(turn) for turn in readable(load_turns(db, summary.key), []))
             if written <= {(turn["prompt"], turn["response"]) for turn in recorded}:
                 return True
     return False

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from openclaw_rl.ledger import episodes, examples, notes, verdicts
-from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
+from openclaw_rl.ledger.errors import CannotJudge, DamagedTurn, UnknownTurn, damage
 from openclaw_rl.ledger.packing import (
+    known,
     pack_flags,
     pack_floats,
     pack_ids,
@@ -18,7 +19,9 @@ from openclaw_rl.ledger.packing import (
     pack_top,
     unpack_flags,
     unpack_floats,
-    unpack_ids,
+    unpack_message,
+    unpack_messages,
+    unpack_object,
     unpack_top,
     whole_text,
 )
@@ -32,6 +35,7 @@ from openclaw_rl.ledger.sessions import (
     open_session,
     store_messages,
 )
+from openclaw_rl.ledger.tokens import prompt_without_notes, sequence
 from openclaw_rl.types import (
     Counts,
     EpisodeMode,
@@ -269,7 +273,7 @@ def last_waiting(db: sqlite3.Connection, session: SessionKey, ancestor: int | No
         f" SELECT t.number, t.number, t.parent FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ?"
         " AND t.next_state IS NULL"
         " UNION ALL SELECT line.waiting, t.number, t.parent FROM turns t JOIN line ON t.number = line.parent"
-        " WHERE ? IS NOT NULL)"
+        " AND t.number < line.number WHERE ? IS NOT NULL)"
         " SELECT max(waiting) AS number FROM line WHERE number = coalesce(?, waiting)",
         (*session, State.AWAITING, ancestor, ancestor),
     ).fetchone()
@@ -282,7 +286,7 @@ def main_turn(db: sqlite3.Connection, turn: int) -> MainTurn | None:
         "WITH RECURSIVE line (number, parent, kind, next_state, depth) AS ("
         " SELECT number, parent, kind, next_state, 0 FROM turns WHERE number = ?"
         " UNION ALL SELECT t.number, t.parent, t.kind, t.next_state, line.depth + 1"
-        " FROM turns t JOIN line ON t.number = line.parent WHERE line.kind != ?)"
+        " FROM turns t JOIN line ON t.number = line.parent AND t.number < line.number WHERE line.kind != ?)"
         " SELECT number, next_state IS NOT NULL AS answered FROM line WHERE kind = ? ORDER BY depth LIMIT 1",
         (turn, TurnKind.MAIN, TurnKind.MAIN),
     ).fetchone()
@@ -305,16 +309,39 @@ def find_turn(db: sqlite3.Connection, owner: str, completion: str) -> StoredTurn
     return load_turn(db, turns_of(db, owner, completion)[0])
 
 
-def load_turns(db: sqlite3.Connection, session: SessionKey | None = None) -> Iterator[StoredTurn]:
-    """The turns of a session, or of all, one at a time in the order they were recorded."""
+def load_turns(db: sqlite3.Connection, session: SessionKey | None = None) -> Iterator[StoredTurn | DamagedTurn]:
+    """The turns of a session, or of all, one at a time in the order they were recorded.
+
+    For one that cannot be read there is the error that says so.
+    """
     for number in turn_numbers(db, session):
-        yield load_turn(db, number)
+        try:
+            yield load_turn(db, number)
+        except DamagedTurn as error:
+            yield error
 
 
 def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
-    """Everything about a turn. Raises UnknownTurn."""
+    """Everything about a turn. Raises UnknownTurn and DamagedTurn."""
     row = db.execute(f"SELECT t.*, s.owner, s.id FROM turns t {SESSION} WHERE t.number = ?", (number,)).fetchone()
     tokens, prompt_length = sequence(db, number)
+    with damage(number):
+        turn = _unpack(db, row, tokens, prompt_length)
+        if len(turn.logprobs) not in (0, len(turn.response_ids)):
+            raise ValueError("log-probs are missing")
+    return turn
+
+
+def load_readable(db: sqlite3.Connection, number: int) -> StoredTurn | None:
+    """The same; None for a damaged turn, where a page can do without it. Raises UnknownTurn."""
+    try:
+        return load_turn(db, number)
+    except DamagedTurn:
+        return None
+
+
+def _unpack(db: sqlite3.Connection, row: sqlite3.Row, tokens: list[int], prompt_length: int) -> StoredTurn:
+    number = row["number"]
     verdict, sample = verdicts.load(db, number) or (None, None)
     return StoredTurn(
         number=number,
@@ -325,18 +352,18 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         kind_reason=row["kind_reason"],
         state=State(row["state"]),
         reason=row["reason"],
-        created=row["created"],
-        version=row["version"],
+        created=float(row["created"]),
+        version=int(row["version"]),
         continuation=row["continuation"],
-        messages=load_messages(db, row["request"]),
-        message=json.loads(row["answer"]),
+        messages=load_messages(db, number, row["request"]),
+        message=unpack_message(row["answer"]),
         prompt_ids=tokens[:prompt_length],
         response_ids=tokens[prompt_length:],
         logprobs=unpack_floats(row["logprobs"]),
         top=unpack_top(row["top"]),
-        sampling=json.loads(row["sampling"]),
+        sampling=unpack_object(row["sampling"]),
         finish_reason=row["finish_reason"],
-        next_state=json.loads(row["next_state"]) if row["next_state"] is not None else None,
+        next_state=unpack_messages(row["next_state"]),
         ready_at=row["ready_at"],
         feedback=verdicts.feedback_of(db, number),
         verdict=verdict,
@@ -345,65 +372,17 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         forced=unpack_flags(row["forced"], len(tokens) - prompt_length),
         notes=notes.of_conversation(db, number)[1],
         plain_ids=prompt_without_notes(db, number, tokens[:prompt_length]),
-        details=json.loads(row["details"] or "{}"),
+        details=unpack_object(row["details"]),
         next_at=row["next_at"],
     )
 
 
-def sequence(db: sqlite3.Connection, turn: int) -> tuple[list[int], int]:
-    """A turn's tokens, prompt and response in one list, and the length of the prompt. Raises UnknownTurn."""
-    rows = db.execute(
-        "WITH RECURSIVE line (number, base, keep, added, response, prompt_length, depth) AS ("
-        " SELECT number, base, keep, added, response, prompt_length, 0 FROM turns WHERE number = ?"
-        " UNION ALL SELECT t.number, t.base, t.keep, t.added, t.response, t.prompt_length, line.depth + 1"
-        " FROM turns t JOIN line ON t.number = line.base)"
-        " SELECT keep, added, response, prompt_length FROM line ORDER BY depth DESC",
-        (turn,),
-    ).fetchall()
-    if not rows:
-        raise UnknownTurn(f"there is no turn {turn}")
-    tokens = b""
-    for row in rows:
-        tokens = tokens[: 4 * row["keep"]] + row["added"] + row["response"]
-    return unpack_ids(tokens), rows[-1]["prompt_length"]
-
-
-def sequence_without_notes(db: sqlite3.Connection, turn: int) -> list[int]:
-    """A turn's tokens, prompt and response, as they are without notes in the prompt. Raises UnknownTurn."""
-    tokens, prompt_length = sequence(db, turn)
-    plain = prompt_without_notes(db, turn, tokens[:prompt_length])
-    return tokens if plain is None else [*plain, *tokens[prompt_length:]]
-
-
-def prompt_without_notes(db: sqlite3.Connection, turn: int, prompt: list[int]) -> list[int] | None:
-    """A turn's prompt without notes; None if its prompt has none."""
-    row = db.execute("SELECT * FROM prompts_without_notes WHERE turn = ?", (turn,)).fetchone()
-    if row is None:
-        return None
-    return [*prompt[: row["start"]], *unpack_ids(row["added"]), *prompt[row["stop"] :]]
-
-
-def response(db: sqlite3.Connection, turn: int) -> list[int]:
-    """The tokens of a turn's response. Raises UnknownTurn."""
-    return unpack_ids(_field(db, "response", turn))
-
-
-def earlier_responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
-    """The responses of the turns that a turn continues, the latest first."""
-    rows = db.execute(
-        "WITH RECURSIVE line (number, parent, response, depth) AS ("
-        " SELECT number, parent, response, 0 FROM turns WHERE number = ?"
-        " UNION ALL SELECT t.number, t.parent, t.response, line.depth + 1"
-        " FROM turns t JOIN line ON t.number = line.parent)"
-        " SELECT response FROM line WHERE depth > 0 ORDER BY depth",
-        (turn,),
-    )
-    return [unpack_ids(row["response"]) for row in rows]
-
-
 def request(db: sqlite3.Connection, turn: int) -> list[dict[str, Any]]:
     """The messages that a turn was given, tools first. Raises UnknownTurn."""
-    return load_messages(db, _field(db, "request", turn))
+    row = db.execute("SELECT request FROM turns WHERE number = ?", (turn,)).fetchone()
+    if row is None:
+        raise UnknownTurn(f"there is no turn {turn}")
+    return load_messages(db, turn, row["request"])
 
 
 def conversation(db: sqlite3.Connection, owner: str, completion: str) -> list[dict[str, Any]]:
@@ -412,20 +391,15 @@ def conversation(db: sqlite3.Connection, owner: str, completion: str) -> list[di
     Raises UnknownTurn.
     """
     row = db.execute(
-        f"SELECT t.request, t.answer FROM turns t {SESSION} WHERE t.completion = ? AND t.choice = 0 AND s.owner = ?",
+        f"SELECT t.number, t.request, t.answer FROM turns t {SESSION} "
+        "WHERE t.completion = ? AND t.choice = 0 AND s.owner = ?",
         (completion, owner),
     ).fetchone()
     if row is None:
         raise UnknownTurn(f"There is no completion {completion} of yours.")
-    messages = [*load_messages(db, row["request"]), json.loads(row["answer"])]
+    with damage(row["number"]):
+        messages = [*load_messages(db, row["number"], row["request"]), unpack_message(row["answer"])]
     return [message for message in messages if message["role"] != "tools"]
-
-
-def _field(db: sqlite3.Connection, name: str, turn: int) -> Any:
-    row = db.execute(f"SELECT {name} FROM turns WHERE number = ?", (turn,)).fetchone()
-    if row is None:
-        raise UnknownTurn(f"there is no turn {turn}")
-    return row[name]
 
 
 def ready_turns(db: sqlite3.Connection, besides: Collection[int], limit: int) -> list[int]:
@@ -477,7 +451,8 @@ def open_conversations(db: sqlite3.Connection, limit: int) -> list[tuple[int, st
 
 
 def counts(db: sqlite3.Connection) -> Counts:
-    states = Counter({State(row[0]): row[1] for row in db.execute("SELECT state, count(*) FROM turns GROUP BY state")})
+    rows = db.execute("SELECT state, count(*) FROM turns GROUP BY state")
+    states = Counter({known(State, row[0], None): row[1] for row in rows})
     dropped = db.execute(
         "SELECT reason, count(*) FROM turns WHERE state = ? GROUP BY reason ORDER BY 2 DESC", (State.DROPPED,)
     )

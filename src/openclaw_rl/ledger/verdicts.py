@@ -1,6 +1,5 @@
 """Verdicts: how they are stored, read, and completed when a session ends."""
 
-import json
 import sqlite3
 import time
 from collections import Counter, defaultdict
@@ -10,12 +9,15 @@ from enum import StrEnum
 from statistics import fmean
 
 from openclaw_rl.ledger import notes
+from openclaw_rl.ledger.errors import DamagedTurn, damage
 from openclaw_rl.ledger.packing import (
+    known,
     pack_floats,
     pack_json,
     pack_table,
     pack_top,
     unpack_floats,
+    unpack_json,
     unpack_table,
     unpack_top,
     whole_text,
@@ -128,17 +130,22 @@ def feedback_of(db: sqlite3.Connection, turn: int) -> list[Feedback]:
 
 
 def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None] | None:
-    """A turn's verdict and what it is trained on, if it has been judged."""
+    """A turn's verdict and what it is trained on, if it has been judged. Raises DamagedTurn."""
+    with damage(turn):
+        return _load(db, turn)
+
+
+def _load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None] | None:
     row = db.execute("SELECT * FROM verdicts WHERE turn = ?", (turn,)).fetchone()
     if row is None:
         return None
     hints = db.execute("SELECT * FROM hints WHERE turn = ? ORDER BY place", (turn,))
     plain = db.execute("SELECT logprobs FROM prompts_without_notes WHERE turn = ?", (turn,)).fetchone()
     verdict = Verdict(
-        score=row["score"],
-        source=_source(row),
+        score=None if row["score"] is None else float(row["score"]),
+        source=Source(row["source"]) if row["source"] else None,
         hints=tuple(map(unpack_hint, hints)),
-        votes=tuple(Vote(**{**vote, "question": Question(vote["question"])}) for vote in json.loads(row["votes"])),
+        votes=tuple(Vote(**{**vote, "question": Question(vote["question"])}) for vote in unpack_json(row["votes"])),
         reason=row["reason"],
         seconds=row["seconds"],
         plain_logprobs=unpack_floats(plain["logprobs"]) if plain else (),
@@ -184,7 +191,7 @@ def _summary(row: sqlite3.Row) -> VerdictSummary:
 
 
 def _source(row: sqlite3.Row) -> Source | None:
-    return Source(row["source"]) if row["source"] else None
+    return known(Source, row["source"], None)
 
 
 def counts(db: sqlite3.Connection) -> list[VerdictCounts]:
@@ -270,19 +277,22 @@ def _choose(db: sqlite3.Connection, session: int) -> int | None:
     If no best turn can be raised, none is: a worse turn must not be rewarded in its place.
     """
     rows = db.execute(
-        "SELECT t.number, t.state, t.reason, t.next_state, v.score, v.source "
+        "SELECT t.number, t.state, t.reason, t.next_state, v.source "
         "FROM turns t JOIN verdicts v ON v.turn = t.number WHERE t.session = ? AND v.score IS NOT NULL",
         (session,),
     ).fetchall()
-    if not rows or any(row["score"] > 0 for row in rows):
+    try:
+        verdicts = {row["number"]: stored[0] for row in rows if (stored := load(db, row["number"]))}
+    except DamagedTurn:
+        # It may have been the best one.
         return None
-    best = max(rows, key=lambda row: (_merit(db, row["number"]), _is_free(row), row["number"]))
+    if not rows or any((verdict.score or 0.0) > 0 for verdict in verdicts.values()):
+        return None
+    best = max(rows, key=lambda row: (_merit(verdicts[row["number"]]), _is_free(row), row["number"]))
     if not _is_free(best):
         return None
     turn = int(best["number"])
-    stored = load(db, turn)
-    assert stored is not None
-    store(db, turn, replace(stored[0], score=1.0, reason=AT_LEAST_ONE), SampleKind.RL)
+    store(db, turn, replace(verdicts[turn], score=1.0, reason=AT_LEAST_ONE), SampleKind.RL)
     if best["state"] == State.DROPPED:
         move(db, turn, State.READY)
         move(db, turn, State.JUDGED)
@@ -296,11 +306,8 @@ def _is_free(row: sqlite3.Row) -> bool:
     return row["next_state"] is not None and not explicit and not used
 
 
-def _merit(db: sqlite3.Connection, turn: int) -> float:
+def _merit(verdict: Verdict) -> float:
     """The mean of the valid votes, or the score where there was no vote."""
-    stored = load(db, turn)
-    assert stored is not None
-    verdict = stored[0]
     votes = _valid(verdict.votes)
     return fmean(votes) if votes else verdict.score or 0.0
 

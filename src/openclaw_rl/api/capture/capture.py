@@ -12,7 +12,7 @@ from openclaw_rl.api.capture.turn import OpenTurn, PromptMaker
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import TextRequest
-from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.errors import DamagedTurn, LedgerError
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import find_ancestor, last_waiting, load_turn, main_turn, set_next_state
 from openclaw_rl.rendering import history
@@ -68,8 +68,13 @@ class Capture:
             if not is_recorded(incoming):
                 return self._prompts.unrecorded(incoming), None
             turn = self._place(incoming)
-            self._react(turn)
-            self._prompts.choose(turn)
+            try:
+                self._react(turn)
+                self._prompts.choose(turn)
+            except DamagedTurn as error:
+                log.warning("A conversation begins anew: %s", error)
+                turn.ancestor = None
+                self._prompts.choose(turn)
             self.metrics.continuations[turn.continuation].inc()
             if turn.parent is not None:
                 self._continued.add(turn.parent)

@@ -12,7 +12,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.api.wires.base import Block, BlockEvent, BlockReader, named_event
 from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
-from openclaw_rl.ledger.errors import CaptureSuspended, UnknownTurn
+from openclaw_rl.ledger.errors import CaptureSuspended, DamagedTurn, UnknownTurn
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import conversation
 from openclaw_rl.rendering.chat import Message
@@ -138,7 +138,7 @@ class ResponsesWire:
             raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id")
         try:
             messages = self.ledger.read(conversation, self.owner, id)
-        except UnknownTurn as error:
+        except (UnknownTurn, DamagedTurn) as error:
             problem = f"The previous response {id!r} cannot be continued: {error}"
             raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id") from error
         except CaptureSuspended as error:

@@ -19,7 +19,7 @@ from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.ledger import pages
 from openclaw_rl.ledger.episodes import outcome
-from openclaw_rl.ledger.turns import load_turn
+from openclaw_rl.ledger.turns import load_readable
 from openclaw_rl.types import BASE_VERSION
 
 STEPS_ON_A_PAGE, STEPS_IN_CHARTS = 50, 1000
@@ -91,9 +91,10 @@ async def answer_before_and_after(request: Request) -> Response:
 
     def read(db: Connection) -> tuple[list[int], int | None, int | None] | None:
         update = pages.find_update(db, request.path_params["update"])
-        if update is None or not pages.find_turns(db, viewer.owner, [number]):
+        turn = load_readable(db, number) if pages.find_turns(db, viewer.owner, [number]) else None
+        if update is None or turn is None:
             return None
-        return load_turn(db, number).prompt_ids, pages.update_batch(db, update, viewer.owner).parent, update.version
+        return turn.prompt_ids, pages.update_batch(db, update, viewer.owner).parent, update.version
 
     asked = await dashboard.threads.read(read)
     if asked is None:

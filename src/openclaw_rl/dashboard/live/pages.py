@@ -17,7 +17,7 @@ from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.pages import ONLY, find_session, find_turns, row_number, session_page, turn_page
 from openclaw_rl.ledger.screenshot_folders import folder_name
 from openclaw_rl.ledger.status import Status, read_status
-from openclaw_rl.ledger.turns import load_turn
+from openclaw_rl.ledger.turns import load_readable
 from openclaw_rl.types import PagePlace, SessionCard
 
 SESSIONS_ON_A_PAGE, LATEST_SESSIONS = 40, 8
@@ -152,9 +152,9 @@ async def tokens(request: Request) -> Response:
 
     def make() -> str | None:
         with dashboard.threads.snapshot() as db:
-            if not find_turns(db, viewer.owner, [number]):
-                return None
-            turn = load_turn(db, number)
+            turn = load_readable(db, number) if find_turns(db, viewer.owner, [number]) else None
+        if turn is None:
+            return None
         method = dashboard.run.method
         tokenizer = dashboard.server.service.renderer.tokenizer.backend
         view = token_view(tokenizer, turn, method)
