@@ -5,7 +5,18 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from chaos import bad_judges, crowded_page, full_disk, fuzz, hostile_files, kills, slow_clients, soak, workers
+from chaos import (
+    bad_judges,
+    crowded_page,
+    damaged_rows,
+    full_disk,
+    fuzz,
+    hostile_files,
+    kills,
+    slow_clients,
+    soak,
+    workers,
+)
 from chaos.report import Report, Setting
 
 SCENARIOS: dict[str, Callable[[Report, Setting], None]] = {
@@ -17,6 +28,7 @@ SCENARIOS: dict[str, Callable[[Report, Setting], None]] = {
     "bad-judges": bad_judges.run,
     "workers": workers.run,
     "hostile-files": hostile_files.run,
+    "damaged-rows": damaged_rows.run,
     "soak": soak.run,
 }
 #: A scenario that takes longer has failed.
