@@ -5,7 +5,8 @@
 Each runs in its own process under uvicorn with the same settings. Our server has its real API, renderer and
 tokenizer (the embedded model's), with a sampler that answers at once, so that only the server is measured.
 The other wires are compared with chat completions, whole and streamed, on the same conversations. The last table has
-agents with long prompts, each with a conversation of its own, at a server that records them and at one that does not.
+agents with long prompts, each with a conversation of its own, at a server that records them and at one that does not;
+and the first requests of conversations whose user has hundreds of notes and examples.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ import uvicorn
 from common import machine, model_folder, percentile, sized, table, verdict
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats, SamplerCapabilities
+from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
 
@@ -36,6 +38,8 @@ ROUNDS = sized(3, 1)
 WIRE_REQUESTS = sized(200, 2)
 #: Turns of each agent's conversation: of one agent alone, and of each of many at once.
 LONE_TURNS, RECORDED_TURNS = sized((40, 8), (2, 2))
+#: Notes and examples of a user: as many as a prompt has in any case, and far more.
+FEW_NOTES, MANY_NOTES = (40, 2), sized((300, 50), (6, 3))
 ANSWER = "Sure, here is a short answer to that question of yours."
 
 Body = dict[str, Any]
@@ -91,19 +95,34 @@ def serve_echo(port: int) -> None:
     uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
 
 
-def serve_ours(port: int, ledger: Ledger | None = None) -> None:
+def serve_ours(port: int, ledger: Ledger | None = None, notes: NotesOptions | None = None) -> None:
     from openclaw_rl.api.app import create_app
     from openclaw_rl.api.service import ChatService, SamplingDefaults
     from openclaw_rl.rendering.chat import ChatRenderer
 
     renderer = ChatRenderer(model_folder())
     ids = [*renderer.tokenizer.backend.encode(ANSWER).ids, *renderer.tokenizer.eos_ids]
-    app = create_app(ChatService(InstantSampler(ids), renderer, SamplingDefaults(), ledger=ledger), "bench")
+    app = create_app(
+        ChatService(InstantSampler(ids), renderer, SamplingDefaults(), ledger=ledger, notes=notes), "bench"
+    )
     uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
 
 
 def serve_recording(folder: Path, port: int) -> None:
     serve_ours(port, Ledger(folder))
+
+
+def serve_noting(folder: Path, notes: int, examples: int, port: int) -> None:
+    """A server whose only user has this many notes and examples."""
+    from openclaw_rl.api.auth import ANYONE
+    from openclaw_rl.ledger.notes import add, add_example
+
+    ledger = Ledger(folder)
+    for number in range(notes):
+        ledger.submit(add, ANYONE, f"Mention fact {number} of topic {number % 40} where it fits.").result(60)
+    for number in range(examples):
+        ledger.submit(add_example, ANYONE, f"What is fact {number} about?", ANSWER).result(60)
+    serve_ours(port, ledger, NotesOptions())
 
 
 class Server:
@@ -347,6 +366,33 @@ async def agents(port: int, clients: int, turns: int) -> tuple[list[float], floa
     return [milliseconds for own in times for milliseconds in own[1:]], rate
 
 
+async def measure_notes(ports: list[int]) -> None:
+    """What notes and examples cost the first request of a conversation, apart from the tokens that they add."""
+    connections = [await Connection.open(port) for port in ports]
+    times: list[list[float]] = [[] for _ in ports]
+    for number in range(WARM_UP // 10 + WIRE_REQUESTS):
+        asked = {"model": "bench", "messages": [{"role": "user", "content": f"What is fact {number} about?"}]}
+        for connection, measured in zip(connections, times, strict=True):
+            start = time.perf_counter()
+            await connection.post(payload(asked))
+            if number >= WARM_UP // 10:
+                measured.append((time.perf_counter() - start) * 1e3)
+    # Each request is compared with the one next to it: a busy machine slows both.
+    few, many = (median(mine - its for mine, its in zip(other, times[0], strict=True)) for other in times[1:])
+    rows = [
+        ("none", f"{median(times[0]):.2f}", "", ""),
+        (f"{FEW_NOTES[0]} notes, {FEW_NOTES[1]} examples", f"{median(times[1]):.2f}", f"+{few:.2f}", ""),
+        (
+            f"{MANY_NOTES[0]} notes, {MANY_NOTES[1]} examples",
+            f"{median(times[2]):.2f}",
+            f"+{many:.2f}",
+            verdict(many - few, 1, False),
+        ),
+    ]
+    head = ("notes in the ledger", "p50 ms", "more than without", "many over few")
+    table(f"First request of a conversation ({machine()})", head, rows)
+
+
 async def measure_recording(ports: list[int]) -> None:
     """What recording costs: the echo, our server without recording, and our server that records."""
     rows: list[tuple[str, ...]] = []
@@ -372,3 +418,10 @@ if __name__ == "__main__":
             Server(partial(serve_recording, Path(scratch))) as recording_server,
         ):
             asyncio.run(measure_recording([echo_server.port, our_server.port, recording_server.port]))
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            Server(partial(serve_noting, Path(scratch) / "none", 0, 0)) as without,
+            Server(partial(serve_noting, Path(scratch) / "few", *FEW_NOTES)) as few_notes,
+            Server(partial(serve_noting, Path(scratch) / "many", *MANY_NOTES)) as many_notes,
+        ):
+            asyncio.run(measure_notes([without.port, few_notes.port, many_notes.port]))

@@ -32,6 +32,7 @@ TOO_MANY = f"a user has at most {MAX_NOTES} notes"
 #: Begins the topic of a note that its owner wrote and that cannot be read as a wish; its text follows.
 WRITTEN = "written/"
 NO_OUTCOMES = NoteOutcomes()
+Stamp = tuple[float | None, ...]
 IN_USE = (NoteState.ACTIVE, NoteState.RETIRED)
 #: The test compares at most this many of the newest outcomes of each kind: the policy changes, and old ones say little.
 RECENT_OUTCOMES = 16
@@ -155,10 +156,16 @@ def for_new_conversation(db: sqlite3.Connection, owner: str) -> list[Note]:
     return [_bare(row) for row in db.execute(query, (owner, *IN_USE))]
 
 
+def stamp(db: sqlite3.Connection, owner: str) -> Stamp:
+    """Differs whenever `for_new_conversation` or the notes that examples show may do."""
+    query = "SELECT count(*), max(number), max(changed), max(said), total(pinned) FROM notes WHERE owner = ?"
+    return tuple(db.execute(query, (owner,)).fetchone())
+
+
 def conversations(db: sqlite3.Connection, notes: Sequence[int]) -> dict[int, int]:
     """How many conversations had each of these notes so far."""
-    query = "SELECT count(*) FROM turn_notes WHERE note = ?"
-    return {note: db.execute(query, (note,)).fetchone()[0] for note in notes}
+    query = f"SELECT number, conversations FROM notes WHERE number IN ({', '.join('?' * len(notes))})"
+    return {row["number"]: row["conversations"] for row in db.execute(query, list(notes))}
 
 
 def of_conversation(db: sqlite3.Connection, turn: int) -> tuple[int | None, list[ConversationNote]]:
@@ -177,6 +184,10 @@ def of_conversation(db: sqlite3.Connection, turn: int) -> tuple[int | None, list
 def record(db: sqlite3.Connection, number: int, turn: Turn) -> None:
     """Store the notes of a conversation that begins with a turn, and the turn's prompt without notes."""
     if turn.notes:
+        db.executemany(
+            "UPDATE notes SET conversations = conversations + 1 WHERE number = ?",
+            [(note.number,) for note in turn.notes],
+        )
         db.execute("UPDATE turns SET notes_from = number WHERE number = ?", (number,))
         db.executemany(
             "INSERT INTO turn_notes (turn, place, note, text, given, question) VALUES (?, ?, ?, ?, ?, ?)",

@@ -374,6 +374,7 @@ CREATE TABLE notes (
     changed REAL NOT NULL,             -- when it got its state or its text: earlier outcomes no longer count
     pinned INTEGER NOT NULL DEFAULT 0,
     origin TEXT NOT NULL,
+    conversations INTEGER NOT NULL DEFAULT 0,  -- how many began with it, or with it withheld
     scope TEXT NOT NULL DEFAULT '',    -- words of the requests that it is for; empty: all
     question TEXT NOT NULL DEFAULT ''  -- of an example; `text` is then the answer as wanted
 );

@@ -3,17 +3,20 @@
 import logging
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
+from heapq import nsmallest
+from itertools import chain
 
 from openclaw_rl.api.capture.classify import SYSTEM_ROLES
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.wire import TextRequest
-from openclaw_rl.ledger import examples
 from openclaw_rl.ledger import notes as kept
+from openclaw_rl.ledger.examples import BEST_ORIGINS
+from openclaw_rl.ledger.examples import shown as shown_notes
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
@@ -29,6 +32,8 @@ NOTES_OFF = ("off", "0", "false", "no")
 
 #: A request with examples in its prompt takes at most this share of the context, so that there is room to go on.
 MAX_SHARE_WITH_EXAMPLES = 0.5
+#: Owners whose notes are kept in memory, the last ones.
+MAX_KNOWN_OWNERS = 256
 #: Letters of a word that are compared, so that "recipe" and "recipes" are one word.
 STEM_LETTERS = 5
 _WORD = re.compile(r"\w{3,}|\d+")
@@ -77,33 +82,47 @@ class NoteGiver:
         self.renderer = renderer
         self.options = options
         self.seed = seed
-        self._count_tokens = lru_cache(4096)(lambda text: len(renderer.tokenizer.backend.encode(text).ids))
+        self._known: OrderedDict[str, KnownNotes] = OrderedDict()
 
     def begin(self, incoming: IncomingRequest, *, probes: bool = True) -> RequestNotes:
         """The notes of a conversation that begins. Without `probes`, nothing is withheld that is in use."""
-        in_use = self.ledger.read(kept.for_new_conversation, incoming.owner)
-        if not in_use:
+        known = self._known_notes(incoming.owner)
+        if not known.states:
             return RequestNotes()
         request = stems(last_words(incoming.chat.messages))
-        notes = self._choose_notes([note for note in in_use if not note.question], request)
-        chosen = [*notes, *self._choose_examples(incoming, in_use, notes, request)]
+        notes = known.choose_notes(request, self.options.note_tokens)
+        examples = [] if incoming.chat.tools else known.choose_examples(request, notes, self.options.examples)
+        chosen = [*notes, *examples]
         counts = self.ledger.read(kept.conversations, [note.number for note in chosen])
-        draws = [note.pinned or not probes or not self._is_withheld(note, counts[note.number]) for note in chosen]
-        withheld = {note.number for note, drawn in zip(chosen, draws, strict=True) if not drawn}
-        links = self.ledger.read(examples.shown, incoming.owner) if withheld else {}
+        withheld = {
+            note.number
+            for note in chosen
+            if probes and not note.pinned and self._is_withheld(note, counts.get(note.number, 0))
+        }
+
+        def is_given(note: Note) -> bool:
+            in_use = note.pinned or note.state is NoteState.ACTIVE
+            return in_use and note.number not in withheld and not known.shown(note) & withheld
+
         return RequestNotes(
-            [
-                ConversationNote(
-                    note.number,
-                    note.text,
-                    drawn
-                    and (note.pinned or note.state is NoteState.ACTIVE)
-                    and not links.get(note.number, set()) & withheld,
-                    note.question,
-                )
-                for note, drawn in zip(chosen, draws, strict=True)
-            ]
+            [ConversationNote(note.number, note.text, is_given(note), note.question) for note in chosen]
         )
+
+    def _known_notes(self, owner: str) -> "KnownNotes":
+        """An owner's notes, read again only if they have changed."""
+        stamp = self.ledger.read(kept.stamp, owner)
+        known = self._known.get(owner)
+        if known is None or known.stamp != stamp:
+            in_use = self.ledger.read(kept.for_new_conversation, owner)
+            known = KnownNotes(stamp, in_use, self.ledger.read(shown_notes, owner), self._count_tokens)
+        self._known[owner] = known
+        self._known.move_to_end(owner)
+        if len(self._known) > MAX_KNOWN_OWNERS:
+            self._known.popitem(last=False)
+        return known
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self.renderer.tokenizer.backend.encode(text).ids)
 
     def proceed(self, turn: int) -> RequestNotes:
         """The notes of a conversation that continues a turn."""
@@ -147,50 +166,6 @@ class NoteGiver:
         ]
         return [*noted[:start], *exchanges, *noted[start:]]
 
-    def _choose_notes(self, notes: Sequence[Note], request: frozenset[str]) -> list[Note]:
-        """The notes that apply to a request, in the order in which they began; the best if they are too many."""
-        applying = [note for note in notes if not note.scope or stems(note.scope) & request]
-        costs = {note.number: self._count_tokens(note.text) for note in applying}
-        if sum(costs.values()) <= self.options.note_tokens:
-            return applying
-        likeness = WordLikeness([note.text for note in applying])
-        best = sorted(
-            applying,
-            key=lambda note: (not note.pinned, not note.scope, -likeness(note.text, request), -note.number),
-        )
-        room = self.options.note_tokens
-        chosen: set[int] = set()
-        for note in best:
-            if costs[note.number] <= room:
-                room -= costs[note.number]
-                chosen.add(note.number)
-        return [note for note in applying if note.number in chosen]
-
-    def _choose_examples(
-        self, incoming: IncomingRequest, in_use: Sequence[Note], notes: Sequence[Note], request: frozenset[str]
-    ) -> list[Note]:
-        """The examples for a request, the best last: a model follows what stands nearest."""
-        kept_examples = [note for note in in_use if note.question]
-        if not kept_examples or not self.options.examples or incoming.chat.tools:
-            return []
-        links = self.ledger.read(examples.shown, incoming.owner)
-        active = {note.number for note in notes if note.state is NoteState.ACTIVE}
-        states = {note.number: note.state for note in in_use}
-        candidates = [
-            example
-            for example in kept_examples
-            if stems(example.question) != request
-            and (example.pinned or still_wanted(links.get(example.number, set()), states))
-        ]
-        likeness = WordLikeness([example.question for example in candidates])
-
-        def rank(example: Note) -> tuple[object, ...]:
-            shown = len(links.get(example.number, set()) & active)
-            origin = examples.BEST_ORIGINS.index(example.origin)
-            return (not example.pinned, -shown, origin, -likeness(example.question, request), -example.number)
-
-        return sorted(candidates, key=rank)[: self.options.examples][::-1]
-
     def _is_withheld(self, note: Note, conversations: int) -> bool:
         every = self.options.note_probes
         if not every:
@@ -201,6 +176,74 @@ class NoteGiver:
         return round_number > 0 and place == drawn
 
 
+class KnownNotes:
+    """The notes and examples of one owner, as they stood at a `stamp`, ready to be chosen from."""
+
+    def __init__(
+        self,
+        stamp: kept.Stamp,
+        in_use: Sequence[Note],
+        links: Mapping[int, set[int]],
+        count_tokens: Callable[[str], int],
+    ) -> None:
+        """`links`: the notes that each example shows."""
+        self.stamp = stamp
+        self.states = {note.number: note.state for note in in_use}
+        self._links = links
+        self._notes = [note for note in in_use if not note.question]
+        self._tokens = [count_tokens(note.text) for note in self._notes]
+        self._fewest_tokens = min(self._tokens, default=0)
+        self._newest = range(len(self._notes) - 1, -1, -1)
+        self._pinned = [place for place in self._newest if self._notes[place].pinned]
+        self._scoped = [place for place in self._newest if self._notes[place].scope]
+        self._note_likeness = WordLikeness([note.text for note in self._notes])
+        self._examples = [note for note in in_use if note.question and (note.pinned or self._is_wanted(note))]
+        self._example_likeness = WordLikeness([example.question for example in self._examples])
+
+    def shown(self, example: Note) -> set[int]:
+        """The notes that an example shows; none for a note."""
+        return self._links.get(example.number, set())
+
+    def choose_notes(self, request: frozenset[str], room: int) -> list[Note]:
+        """The notes that apply to a request, in the order in which they began; the best if they are too many.
+
+        They have at most `room` tokens. Pinned ones come first, then those with a scope, then the likest, then the
+        newest.
+        """
+        scores = self._note_likeness.scores(request)
+        best = sorted(scores, key=lambda place: -scores[place])
+        ranks = (self._pinned, self._scoped, best, self._newest)
+        chosen: set[int] = set()
+        for place in chain.from_iterable(ranks):
+            note = self._notes[place]
+            cost = self._tokens[place]
+            if room < self._fewest_tokens:
+                break
+            if place not in chosen and cost <= room and (not note.scope or stems(note.scope) & request):
+                room -= cost
+                chosen.add(place)
+        return [self._notes[place] for place in sorted(chosen)]
+
+    def choose_examples(self, request: frozenset[str], notes: Sequence[Note], most: int) -> list[Note]:
+        """The examples for a request that has these notes, the best last: a model follows what stands nearest."""
+        active = {note.number for note in notes if note.state is NoteState.ACTIVE}
+        scores = self._example_likeness.scores(request)
+
+        def rank(place: int) -> tuple[bool, int, int, float, int]:
+            example = self._examples[place]
+            shown = len(self.shown(example) & active)
+            origin = BEST_ORIGINS.index(example.origin)
+            return (not example.pinned, -shown, origin, -scores.get(place, 0.0), -place)
+
+        others = (place for place, example in enumerate(self._examples) if stems(example.question) != request)
+        return [self._examples[place] for place in nsmallest(most, others, key=rank)][::-1]
+
+    def _is_wanted(self, example: Note) -> bool:
+        """Whether an example shows no note that was removed, and not only notes that the policy does without."""
+        found = [self.states.get(number, NoteState.REMOVED) for number in self.shown(example)]
+        return NoteState.REMOVED not in found and (not found or NoteState.ACTIVE in found)
+
+
 class WordLikeness:
     """How much texts have in common with a request: shared words count more, the fewer of the texts have them.
 
@@ -209,23 +252,26 @@ class WordLikeness:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._texts = len(texts)
-        self._having = Counter(stem for text in texts for stem in stems(text))
+        having: dict[str, list[int]] = defaultdict(list)
+        for place, text in enumerate(texts):
+            for stem in stems(text):
+                having[stem].append(place)
+        self._places = having
+        self._weights = {stem: math.log(1 + len(texts) / len(places)) for stem, places in having.items()}
 
-    def __call__(self, text: str, request: frozenset[str]) -> float:
-        return sum(math.log(1 + self._texts / self._having[stem]) for stem in stems(text) & request)
+    def scores(self, request: frozenset[str]) -> dict[int, float]:
+        """The likeness of the texts that share a word with a request, by their place."""
+        scores: dict[int, float] = defaultdict(float)
+        for stem in request & self._weights.keys():
+            for place in self._places[stem]:
+                scores[place] += self._weights[stem]
+        return scores
 
 
 @lru_cache(4096)
 def stems(text: str) -> frozenset[str]:
     """The words of a text, as far as they are compared."""
     return frozenset(word.lower()[:STEM_LETTERS] for word in _WORD.findall(text))
-
-
-def still_wanted(shown: set[int], states: Mapping[int, NoteState]) -> bool:
-    """Whether an example shows no note that was removed, and not only notes that the policy does without."""
-    found = [states.get(number, NoteState.REMOVED) for number in shown]
-    return NoteState.REMOVED not in found and (not found or NoteState.ACTIVE in found)
 
 
 def last_words(messages: Sequence[Message]) -> str:
