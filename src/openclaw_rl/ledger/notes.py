@@ -1,11 +1,10 @@
 """Notes: how they are written, replaced, withheld, counted and retired."""
 
-import math
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 
-from openclaw_rl.ledger import examples
+from openclaw_rl.ledger import examples, note_outcomes
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.packing import common_prefix, pack_ids, whole_text
 from openclaw_rl.types import (
@@ -34,14 +33,6 @@ WRITTEN = "written/"
 NO_OUTCOMES = NoteOutcomes()
 Stamp = tuple[float | None, ...]
 IN_USE = (NoteState.ACTIVE, NoteState.RETIRED)
-#: The test compares at most this many of the newest outcomes of each kind: the policy changes, and old ones say little.
-RECENT_OUTCOMES = 16
-#: The policy without the note may please less often by this share at most.
-MARGIN = 0.2
-#: The probability that a note is retired although the policy is worse without it by the margin.
-LEVEL = 0.05
-#: The quantile of the normal distribution at 1 - LEVEL.
-_QUANTILE = 1.6449
 
 
 def of_owner(
@@ -236,7 +227,7 @@ def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, w
     ).fetchone()
     if row["notes_from"] == turn:
         # Only the first answer of a conversation: later ones also follow what was said in between.
-        _count(db, turn, score, wishes)
+        note_outcomes.count(db, turn, score, wishes)
     was_given = {note.number: note.given for note in of_conversation(db, turn)[1]}
     for wish in wishes.replied:
         _keep(db, row["owner"], wish, turn, was_given)
@@ -245,7 +236,8 @@ def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, w
     elif score is not None and score > 0:
         examples.keep_accepted(db, turn)
     if row["notes_from"] == turn:
-        _retire(db, turn)
+        for number in note_outcomes.retirable(db, turn):
+            _set_state(db, number, NoteState.RETIRED, DOES_WITHOUT)
 
 
 def why_personal(db: sqlite3.Connection, turn: int, *, several: bool) -> str:
@@ -298,29 +290,6 @@ def _why_personal(db: sqlite3.Connection, note: ConversationNote) -> str:
     return "" if agrees else "only one of several users has its note (--distil-personal)"
 
 
-def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
-    """Record for each note of a conversation whether its first answer kept to it and was accepted.
-
-    A complaint about something else says nothing about the note, and neither does an accepted answer that cannot be
-    checked. An example is complained about with a note that it shows, and when the user writes the answer that they
-    wanted; it holds if the answer is accepted.
-    """
-    db.execute("DELETE FROM note_outcomes WHERE turn = ?", (turn,))
-    for row in db.execute(
-        "SELECT t.note, t.text, t.given, n.topic FROM turn_notes t JOIN notes n ON n.number = t.note WHERE t.turn = ?",
-        (turn,),
-    ).fetchall():
-        about = [Wish(row["text"], row["topic"], lasting=True)] if row["topic"] else _shown_wishes(db, row["note"])
-        kept = wishes.kept.get(row["note"]) if row["topic"] else True
-        complained = any(wish.replaces(note) for wish in wishes.replied for note in about)
-        complained = complained or (not row["topic"] and bool(wishes.wanted))
-        if complained or (kept is not None and score is not None and score > 0):
-            db.execute(
-                "INSERT INTO note_outcomes (turn, note, given, held, created) VALUES (?, ?, ?, ?, ?)",
-                (turn, row["note"], row["given"], bool(kept and not complained), time.time()),
-            )
-
-
 def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: Mapping[int, bool]) -> None:
     """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones.
 
@@ -370,57 +339,6 @@ def _replace(db: sqlite3.Connection, older: Sequence[Note], number: int) -> None
     """Remove notes that a new note makes void."""
     for note in older:
         _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
-
-
-def _shown_wishes(db: sqlite3.Connection, example: int) -> list[Wish]:
-    """What the notes say that an example shows."""
-    rows = db.execute(
-        "SELECT n.text, n.topic FROM example_notes l JOIN notes n ON n.number = l.note WHERE l.example = ?", (example,)
-    )
-    return [Wish(row["text"], row["topic"], lasting=True) for row in rows]
-
-
-def _retire(db: sqlite3.Connection, turn: int) -> None:
-    """Retire those notes of a conversation without which the policy pleases as often as with them."""
-    for one in of_conversation(db, turn)[1]:
-        row = db.execute(
-            "SELECT * FROM notes WHERE number = ? AND state = ? AND NOT pinned", (one.number, NoteState.ACTIVE)
-        ).fetchone()
-        if row is not None and does_without(*(_recent(db, row, given=given) for given in (True, False))):
-            _set_state(db, one.number, NoteState.RETIRED, DOES_WITHOUT)
-
-
-def does_without(given: NoteOutcomes, withheld: NoteOutcomes) -> bool:
-    """Whether the policy pleases without a note as often as with it.
-
-    It is a one-sided test of non-inferiority at LEVEL: the lower end of Newcombe's interval for the difference of the
-    two shares, made from Wilson's intervals, must be above -MARGIN.
-    """
-    if not given.total or not withheld.total:
-        return False
-    with_note, without_note = given.held / given.total, withheld.held / withheld.total
-    lowest = wilson(without_note, withheld.total)[0]
-    highest = wilson(with_note, given.total)[1]
-    distance = math.hypot(without_note - lowest, highest - with_note)
-    return without_note - with_note - distance > -MARGIN
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's interval for a share of `count` outcomes; each end is missed with a probability of LEVEL."""
-    z2 = _QUANTILE**2
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = _QUANTILE / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    return middle - half, middle + half
-
-
-def _recent(db: sqlite3.Connection, row: sqlite3.Row, *, given: bool) -> NoteOutcomes:
-    """The newest outcomes of a note since it became what it is."""
-    rows = db.execute(
-        "SELECT held FROM note_outcomes WHERE note = ? AND given = ? AND created >= ? ORDER BY created DESC LIMIT ?",
-        (row["number"], given, row["changed"], RECENT_OUTCOMES),
-    ).fetchall()
-    held = sum(one["held"] for one in rows)
-    return NoteOutcomes(held, len(rows) - held)
 
 
 def _insert(
