@@ -419,3 +419,16 @@ def test_sign_is_the_same_however_it_is_typed(said: str) -> None:
     assert expected != 0
     variants = [said.upper(), said.capitalize(), f"  {said}  \n", f"{said}!", f"{said}.", f"{said}!!!", f"{said} …"]
     assert {variant: sign(read(variant).kind) for variant in variants} == dict.fromkeys(variants, expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("It should say: Chef, Paris is the capital.", ReplyKind.CORRECTION),
+        ("Like this: Ahoy, Paris be the capital!", ReplyKind.CORRECTION),
+        ("I'd have written: the capital is Paris.", ReplyKind.CORRECTION),
+        ("Like this: def add(a, b): return a + b", ReplyKind.UNCLEAR),
+    ],
+)
+def test_the_answer_that_somebody_wanted_corrects_the_one_given(said: str, kind: ReplyKind) -> None:
+    assert read_reply("What is the capital?", "It is Rome.", [{"role": "user", "content": said}]).kind is kind

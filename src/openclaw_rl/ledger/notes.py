@@ -231,7 +231,7 @@ def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, w
     was_given = {note.number: note.given for note in of_conversation(db, turn)[1]}
     for wish in wishes.replied:
         _keep(db, row["owner"], wish, turn, was_given)
-    if wishes.wanted:
+    if score is not None and score < 0 and wishes.wanted:
         examples.keep_correction(db, turn, wishes.wanted)
     elif score is not None and score > 0:
         examples.keep_accepted(db, turn)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.judge.rules.comparison import content_words
 from openclaw_rl.judge.rules.hints import all_form_rules, instruct
 from openclaw_rl.judge.rules.phrases import all_languages
 from openclaw_rl.judge.rules.tool_results import read_tool_results
@@ -42,12 +43,21 @@ def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, An
         if reading.kind is not ReplyKind.UNCLEAR:
             return reading
         before, wanted = split_wanted(message)
-        # After a complaint it is a better answer; after other words it may be material.
-        if wanted and read_user(request, response, before).kind in NEGATIVE:
+        if wanted and is_better_answer(wanted, before, request, response):
             return Reading(ReplyKind.CORRECTION)
         return read_wish_as_complaint(message, request, response)
     results = texts(next_state, "tool", "function")
     return Reading(read_tool_results(request, response, results) if results else ReplyKind.UNCLEAR)
+
+
+def is_better_answer(wanted: str, before: str, request: str, response: str) -> bool:
+    """Whether a text is the answer that a user wanted. After other words than a complaint it may be material.
+
+    Without any words before it, it must be about what was asked or answered.
+    """
+    if before.strip():
+        return read_user(request, response, before).kind in NEGATIVE
+    return bool(content_words(wanted) & content_words(f"{request}\n{response}"))
 
 
 def texts(messages: Sequence[Mapping[str, Any]], *roles: str) -> list[str]:
