@@ -289,3 +289,16 @@ def test_a_request_that_cannot_be_part_of_an_episode_is_refused(
     assert response.status_code == 400
     assert words in response.json()["error"]["message"]
     assert not bench.turns()
+
+
+@pytest.mark.parametrize(
+    "body", [{"reward": 1e6}, {"reward": -1.5}, {"reward": 1, "steps": [{"index": 0, "reward": 9}]}]
+)
+def test_only_the_operators_key_gives_large_rewards(bench: Recording, body: dict[str, Any]) -> None:
+    play(bench, "mine", owner="bob")
+    refused = reward(bench, "mine", "bob", **body)
+    assert refused.status_code == 400
+    assert "from -1 to 1" in refused.json()["error"]["message"]
+    assert reward(bench, "mine", "bob", reward=-1).status_code == 200
+    play(bench, "theirs")
+    assert reward(bench, "theirs", **body).status_code == 200

@@ -269,3 +269,24 @@ def test_a_signal_that_one_sample_of_a_batch_has_is_not_cancelled_by_its_own_mea
     method = a_method("combine", baseline="batch")
     assert advantages(scored, method, method.baseline([*hinted, scored])) == [-1.0] * 3
     assert method.baseline([hinted[0], scored]) == Baseline()
+
+
+def test_no_sample_outweighs_the_others_of_its_batch(book: Book) -> None:
+    large, small = (judged(book, Verdict(score, Source.ENVIRONMENT), SampleKind.RL) for score in (1e6, -1.0))
+    assert advantages(large, RL) == [10.0] * 3
+    assert advantages(small, RL) == [-1.0] * 3
+    assert advantages(large, a_method("rl", max_advantage=2.5)) == [2.5] * 3
+    assert advantages(large, a_method("rl", max_advantage=0.0)) == [1e6] * 3
+    centred = a_method("rl", baseline="batch")
+    baseline = centred.baseline([large, small])
+    assert [advantages(turn, centred, baseline)[0] for turn in (large, small)] == [5.5, -5.5], (
+        "it does not move the mean"
+    )
+
+
+def test_a_sample_with_large_gaps_is_scaled_down_as_a_whole(book: Book) -> None:
+    taught = judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
+    whole = advantages(taught, BOTH)
+    mean = sum(map(abs, whole)) / 3
+    assert mean > 1.0
+    assert advantages(taught, a_method("combine", max_advantage=1.0)) == pytest.approx([one / mean for one in whole])

@@ -121,7 +121,7 @@ def reference(
 
 def found_in(turn: StoredTurn, settings: TopK, w_opd: float) -> list[dict[int, float]]:
     """What the learner is given; what does not count has advantage 0."""
-    (sequence,) = to_sequences([turn], topk_method(settings, w_opd, w_rl=0.0))
+    (sequence,) = to_sequences([turn], topk_method(settings, w_opd, w_rl=0.0, max_advantage=0.0))
     others = sequence.spans[0].alternatives
     assert others is not None
     rows = zip(others.ids.tolist(), others.advantages.tolist(), strict=True)

@@ -75,6 +75,7 @@ class Method:
     - A signal with weight 0 is neither asked for nor trained on.
     - `lesson` gives one finite number for each sampled token, or raises NoSignal with the reason.
     - A token that a constraint forced teaches nothing, whatever the method: the policy did not choose it.
+    - No sample teaches more than --max-advantage per token on average.
     """
 
     name: ClassVar[str]
@@ -99,6 +100,7 @@ class Method:
         """Whether signals are measured from their mean over the batch."""
         self.compares = options.baseline == "group"
         """Whether an episode's reward is measured from the mean of its group."""
+        self.max_advantage = options.max_advantage or math.inf
 
     @classmethod
     def check(cls, options: MethodOptions) -> None:
@@ -178,7 +180,7 @@ class Method:
     def lesson(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> Lesson:
         """What each response token learns. Raises NoSignal; whether it does never depends on the baseline."""
         check_recorded(turn)
-        return without_forced(self.signals(turn, baseline), turn)
+        return bounded(without_forced(self.signals(turn, baseline), turn), self.max_advantage)
 
     def signals(self, turn: StoredTurn, baseline: Baseline) -> Lesson:
         """What a turn's signals say about each response token; `lesson` leaves forced tokens out. Raises NoSignal."""
@@ -202,15 +204,16 @@ class Method:
         return Baseline(mean_of_several(gaps), mean_of_several(scores))
 
     def score(self, turn: StoredTurn) -> float | None:
-        """The turn's score, if it is trained on; in a group its advantage. Raises NoSignal."""
+        """The turn's score within --max-advantage, if it is trained on; in a group its advantage. Raises NoSignal."""
         if turn.sample not in (SampleKind.RL, SampleKind.OPD_RL) or not self.w_rl:
             return None
         if turn.episode is not None and self.is_compared(turn.episode):
-            return self._compared(turn.episode, alone=turn.sample is SampleKind.RL)
+            return clip(self._compared(turn.episode, alone=turn.sample is SampleKind.RL), self.max_advantage)
         score = turn.verdict.score if turn.verdict else None
         if score is None:
             raise NoSignal("it has no score")
-        return score
+        # Before any mean: one large score would move the baseline of all others.
+        return clip(score, self.max_advantage)
 
     def reward(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> float:
         """The part of a turn's advantages that all its tokens share. Raises NoSignal."""
@@ -291,6 +294,21 @@ def without_forced(lesson: Lesson, turn: StoredTurn) -> Lesson:
         kept = np.where(np.array(turn.forced)[:, None], np.float32(0), others.advantages)
         others = replace(others, advantages=kept)
     return Lesson(advantages, others)
+
+
+def bounded(lesson: Lesson, limit: float) -> Lesson:
+    """A lesson whose tokens learn at most `limit` on average; a larger one is scaled down as a whole."""
+    others = lesson.alternatives
+    sizes = np.abs(np.array(lesson.advantages))
+    if others is not None:
+        sizes = np.maximum(sizes, np.abs(others.advantages).max(axis=1, initial=0.0))
+    mean = float(sizes.mean()) if len(sizes) else 0.0
+    if mean <= limit or not math.isfinite(mean):
+        return lesson
+    factor = limit / mean
+    if others is not None:
+        others = replace(others, advantages=others.advantages * np.float32(factor))
+    return Lesson([factor * advantage for advantage in lesson.advantages], others)
 
 
 def check_signals(turn: StoredTurn, gaps: ArrayLike, score: float | None) -> None:

@@ -63,6 +63,12 @@ class MethodOptions(Section):
     w_rl: float = option(
         1.0, "Weight of the reward advantage.", env=("OPENCLAW_COMBINE_W_RL", "OPENCLAW_TOPK_W_RL"), ge=0
     )
+    max_advantage: float = option(
+        10.0,
+        "Largest advantage of a sample, so that none outweighs all others of its batch: a larger score counts as this "
+        "much, and a sample whose tokens exceed it on average is scaled down to it; 0: no limit.",
+        ge=0,
+    )
     w_notes: float = option(1.0, "With notes: weight of answers that were accepted under notes.", gt=0)
     topk_k: int = option(
         4,

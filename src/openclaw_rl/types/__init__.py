@@ -6,6 +6,7 @@
 from openclaw_rl.types.episodes import (
     MAX_GROUP_SIZE,
     MAX_REWARD,
+    MAX_USER_REWARD,
     EpisodeCounts,
     EpisodeMode,
     EpisodeResult,

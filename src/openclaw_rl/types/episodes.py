@@ -6,6 +6,8 @@ from enum import StrEnum
 
 #: A larger reward, positive or negative, can only be a mistake.
 MAX_REWARD = 1e6
+#: The largest from a key that may not operate the server: its users share the policy, and none counts more than others.
+MAX_USER_REWARD = 1.0
 #: The most attempts in a group; only a mistake would ask for more.
 MAX_GROUP_SIZE = 1024
 

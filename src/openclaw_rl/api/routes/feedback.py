@@ -13,7 +13,16 @@ from openclaw_rl.ledger import episodes, sessions
 from openclaw_rl.ledger.errors import TooLate, UnknownSession
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.turns import add_feedback
-from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, SessionKey, Source, TurnResult
+from openclaw_rl.types import (
+    MAX_GROUP_SIZE,
+    MAX_REWARD,
+    MAX_USER_REWARD,
+    EpisodeResult,
+    Feedback,
+    SessionKey,
+    Source,
+    TurnResult,
+)
 
 router = APIRouter()
 
@@ -76,6 +85,10 @@ class RewardRequest(WireModel):
             raise ValueError("give either reward, a number, or error, the reason why there is none")
         return self
 
+    def largest(self) -> float:
+        """The size of its largest number."""
+        return max(abs(reward or 0.0) for reward in (self.reward, *(step.reward for step in self.steps)))
+
     def result(self) -> EpisodeResult:
         steps = tuple(TurnResult(step.index, step.id, step.reward, step.text) for step in self.steps)
         values = self.model_dump(exclude={"steps"})
@@ -113,6 +126,13 @@ async def reward_session(name: str, request: Request) -> dict[str, str]:
     async with server.bodies.read(request) as content:
         body = parse(RewardRequest, content)
     check_name(name, "path")
+    if body.largest() > MAX_USER_REWARD and not server.keys.may_operate(owner):
+        raise ApiError(
+            400,
+            "This key may give rewards from -1 to 1, because its users share the policy: scale them, or use the admin "
+            "key (--admin-key, else the first of --api-key).",
+            param="reward",
+        )
     ledger = server.ledger()
     with refusals_of_ledger("The reward cannot be stored"):
         try:
