@@ -132,6 +132,24 @@ def test_the_penalty_for_drifting_holds_the_policy_back(decoder: Decoder) -> Non
     assert held.step(fresh(held, sequences)).kl_base < free.step(sequences).kl_base
 
 
+def test_a_forced_token_is_not_held_back(decoder: Decoder) -> None:
+    """The policy did not choose it, so the penalty for drifting has no gradient there."""
+    learner = trained(decoder, 3, loss=LossSettings(kl_coef=5.0), max_kl=100)
+    sequences = batch(learner, count=3, advantage=0.0)
+    forced = [
+        dataclasses.replace(one, spans=[dataclasses.replace(s, forced=[True] * (s.stop - s.start)) for s in one.spans])
+        for one in sequences
+    ]
+    norms = []
+    for case in (forced, sequences):
+        for parameter in learner.trainer.weights.parameters():
+            parameter.grad = None
+        learner.trainer.forward_backward(case)
+        norms.append(sum(float(p.grad.abs().sum()) for p in learner.trainer.weights.parameters() if p.grad is not None))
+    assert norms[0] == 0.0
+    assert norms[1] > 0.0
+
+
 # whole or not at all
 
 

@@ -211,6 +211,18 @@ def test_stale_turns_are_counted_in_confirmed_steps(book: Book) -> None:
     assert book.state(new) is State.BATCHED
 
 
+def test_an_earlier_policy_that_serves_again_is_as_old_as_it_is(book: Book) -> None:
+    """Whatever its new number: after a rollback, `forget --retrain`, or when it is loaded to be compared with."""
+    for step in range(1, 5):
+        judged(book, 1, version=step)
+        confirm(book, taken(book), version=step + 1, parent=step)
+    for version, parent in ((6, 2), (7, 6), (8, 5)):
+        book.change(training.add_policy, version, parent)
+    old, older, new = (judged(book, 1, version=version)[0] for version in (6, 7, 8))
+    assert claim(book, max_staleness=2) is not None
+    assert [book.state(turn) for turn in (old, older, new)] == [State.DROPPED, State.DROPPED, State.BATCHED]
+
+
 def test_an_unknown_lease_is_refused(book: Book) -> None:
     with pytest.raises(UnknownLease, match="'nothing'"):
         book.change(leases.confirm, "nothing", 1, 0)

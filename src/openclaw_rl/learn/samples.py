@@ -92,7 +92,7 @@ def to_span(turn: StoredTurn, method: Method, baseline: Baseline) -> Span:
     start = len(turn.prompt_ids)
     lesson = method.lesson(turn, baseline)
     stop = start + len(turn.response_ids)
-    return Span(turn.number, start, stop, turn.logprobs, lesson.advantages, lesson.alternatives)
+    return Span(turn.number, start, stop, turn.logprobs, lesson.advantages, lesson.alternatives, turn.forced)
 
 
 def teaches(span: Span) -> bool:

@@ -46,6 +46,8 @@ class Span:
     advantages: Sequence[float]
     alternatives: Alternatives | None = None
     """The tokens besides the sampled ones that the sample also trains on."""
+    forced: Sequence[bool] = ()
+    """Which of its tokens a constraint forced; empty if none. Nothing is learned about them, nor kept as it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,8 @@ class TargetSignals:
     """[targets, 1 + n]; 0 for padding."""
     weights: Tensor
     """[targets]: the weight of each token in the batch's loss."""
+    forced: Tensor
+    """[targets]: whether a constraint forced the token."""
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -277,6 +279,7 @@ def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> TargetS
             device,
         ),
         weights=flat(weights, torch.float32, device),
+        forced=flat((span.forced or [False] * (span.stop - span.start) for span in spans), torch.bool, device),
     )
 
 
@@ -328,6 +331,8 @@ def check_signals(span: Span) -> None:
     """Raise ValueError unless every token has a signal: shifted signals would silently train the wrong tokens."""
     if not len(span.old_logprobs) == len(span.advantages) == span.stop - span.start:
         raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")
+    if len(span.forced) not in (0, span.stop - span.start):
+        raise ValueError(f"turn {span.turn}: it must be known of every token of a span whether it was forced")
     if (others := span.alternatives) is None:
         return
     shapes = {table.shape for table in (others.ids, others.old_logprobs, others.advantages)}

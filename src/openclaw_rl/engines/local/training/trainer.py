@@ -241,6 +241,9 @@ class Trainer:
                 base = self._logprobs(batch, self._base)[:, 0]
         logprobs = self._logprobs(batch, self.weights.policy(self.decoder, self.micro_batches_seen))
         self.micro_batches_seen += 1
+        if base is not None:
+            # The policy did not choose a forced token: there its distance from the base model counts as 0.
+            base = torch.where(targets.forced, logprobs[:, 0].detach(), base)
         old = targets.old_logprobs
         advantages = targets.advantages
         tokens = self.loss.per_token(logprobs[:, 0], old[:, 0], advantages[:, 0], base)
