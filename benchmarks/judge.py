@@ -113,7 +113,10 @@ def read_alone(turns: int) -> float:
 
 def chats(renderer: ChatRenderer) -> list[list[int]]:
     case = Case(1, REQUEST, RESPONSE, reply(1), ())
-    return [renderer.prompt(renderer.text(question_chat(case, question))).ids for question in Question]
+    return [
+        renderer.prompt(renderer.text(question_chat(case, question))).ids
+        for question in (Question.SCORE, Question.HINT)
+    ]
 
 
 def prompt_tokens_read(worker: Worker, requests: list[SampleRequest]) -> int:

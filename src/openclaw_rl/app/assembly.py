@@ -100,6 +100,7 @@ def judge_setup(config: Config) -> JudgeSetup:
         config.judge,
         config.learning_method,
         config.asks_llm,
+        config.has_capable_llm,
         config.run.seed,
         config.values(),
         config.notes,

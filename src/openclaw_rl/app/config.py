@@ -234,10 +234,14 @@ class Config:
         return Checkpoints.of_run(self.run.folder, self.training.keep_checkpoints)
 
     @property
+    def has_capable_llm(self) -> bool:
+        """Whether there is a language model that can judge and read wishes. The embedded model is too small."""
+        return bool(self.judge.judge_base_url or self.model.teacher_model_name) or not self.embedded
+
+    @property
     def asks_llm(self) -> bool:
-        """Whether a language model is among the judges. The embedded model is too small to judge."""
-        capable = bool(self.judge.judge_base_url or self.model.teacher_model_name) or not self.embedded
-        return self.judge.kind == "llm" or (self.judge.kind == "auto" and capable)
+        """Whether a language model is among the judges."""
+        return self.judge.kind == "llm" or (self.judge.kind == "auto" and self.has_capable_llm)
 
     @property
     def learns(self) -> bool:

@@ -44,6 +44,8 @@ class JudgeSetup:
     method: Method
     asks_llm: bool
     """Whether a language model is among the judges."""
+    llm_is_capable: bool
+    """Whether it may be asked for wishes, too."""
     seed: int
     values: Mapping[str, Any]
     """All options of the server, for a custom judge."""
@@ -79,6 +81,8 @@ def build_loop(
             ledger, policy.sampler, policy.renderer, personal=personal, several=setup.several_users
         )
     workers = setup.options.num_judge_workers
+    custom = next((judge for judge in panel.judges if isinstance(judge, CustomJudge)), None)
+    reads_wishes = custom.reads_wishes if custom else setup.asks_llm and setup.llm_is_capable
     return JudgeLoop(
         ledger,
         panel,
@@ -88,6 +92,7 @@ def build_loop(
         workers=workers,
         judges_steps=setup.options.step_judge,
         keeps_notes=setup.notes.notes,
+        judge_reads_wishes=reads_wishes,
         distiller=distiller,
     )
 

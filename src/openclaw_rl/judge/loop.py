@@ -6,13 +6,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from openclaw_rl.aio import wait_at_most
-from openclaw_rl.judge.judges.base import TIMED_OUT, Case, JudgeDown, JudgeError, JudgePanel
+from openclaw_rl.judge.judges.base import TIMED_OUT, WISHES_ALONE, Case, JudgeDown, JudgeError, JudgePanel
 from openclaw_rl.judge.judges.llm import LlmJudge, agreement
+from openclaw_rl.judge.judges.wish_answers import said_after, words_around
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes, ready, split_wanted
 from openclaw_rl.judge.rules.kept import keeps
@@ -111,19 +111,22 @@ class JudgeLoop:
         workers: int = 4,
         judges_steps: bool = False,
         keeps_notes: bool = False,
+        judge_reads_wishes: bool = False,
         distiller: NoteDistiller | None = None,
         first_pause: float = 1.0,
         idle_seconds: float = 5.0,
     ) -> None:
         """With `judges_steps`, judges score the turns of episodes too, where the environment gives no step reward.
 
-        With `keeps_notes`, wishes in what users say become notes. A `distiller` is for a method that distils notes.
+        With `keeps_notes`, wishes in what users say become notes. Rules read them, and with `judge_reads_wishes` a
+        judge does; then the rules only stand in for it. A `distiller` is for a method that distils notes.
         `first_pause` is the time before the second trial; each further pause is four times as long. The loop looks for
         turns at least every `idle_seconds`, even if the ledger reports no change.
         """
         self.ledger, self.panel, self.teacher = ledger, panel, teacher
         self.method, self.metrics, self.workers = method, metrics, workers
-        self.keeps_notes, self.distiller = keeps_notes, distiller
+        self.keeps_notes, self.judge_reads_wishes = keeps_notes, judge_reads_wishes
+        self.distiller = distiller
         self._first_pause = first_pause
         self._idle_seconds = idle_seconds
         self._step_judges = panel.without_feedback() if judges_steps else None
@@ -226,10 +229,20 @@ class JudgeLoop:
 
     async def _consider(self, turn: StoredTurn) -> Verdict:
         """Ask the judges, and the teacher about their hints."""
-        verdict = await self.panel.verdict(Case.of(turn), self.method.questions)
+        verdict = await self._ask(turn)
         if verdict.hints and self.teacher is not None:
             verdict = replace(verdict, hints=await self.teacher.consider(turn, verdict.hints))
         return verdict if self.distiller is None else await self.distiller.consider(turn, verdict)
+
+    async def _ask(self, turn: StoredTurn) -> Verdict:
+        """Ask the judges what the method needs, and for wishes if one of them reads wishes."""
+        case, questions = Case.of(turn), self.method.questions
+        if self.judge_reads_wishes and self.keeps_notes:
+            await ready()
+            case = replace(
+                case, user=words_around(turn, self.ledger.read(notes.for_new_conversation, turn.session.owner))
+            )
+        return await self.panel.verdict(case, questions | WISHES_ALONE if case.user else questions)
 
     async def _judge_step(self, turn: StoredTurn) -> float | None:
         """What the judges give to a turn as a step of its episode; None if they are not asked or cannot say."""
@@ -244,6 +257,8 @@ class JudgeLoop:
         if self.keeps_notes:
             await ready()
             wishes = wishes_around(turn)
+            if (read := verdict.wishes) is not None:
+                wishes = replace(wishes, asked=read.asked, replied=read.replied, wanted=read.wanted or wishes.wanted)
         if await self.ledger.write(verdicts.record, turn.number, verdict, sample, reason, heard, step_reward, wishes):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
             self.metrics.count(verdict, Question.SCORE in self.method.questions, self._saved_votes(verdict))
@@ -302,7 +317,7 @@ class JudgeLoop:
             if stored.episode is not None:
                 # Only its step or its hint could not be judged. The environment's reward counts.
                 with contextlib.suppress(JudgeError, TimeoutError):
-                    verdict = await self.panel.verdict(Case.of(stored), self.method.questions)
+                    verdict = await self._ask(stored)
             await self._store(stored, verdict)
             self._retries.pop(turn, None)
         except LedgerError:
@@ -339,12 +354,7 @@ def wishes_around(turn: StoredTurn) -> HeardWishes:
     if turn.episode is not None:
         return HeardWishes()
     case = Case.of(turn)
-    came = turn.next_at or turn.created
-    said = [
-        (content_text(message.get("content")), came) for message in case.next_state if message.get("role") == "user"
-    ]
-    said += [(word.text, word.created) for word in case.feedback if word.source is Source.EXPLICIT and word.text]
-    parts = [(*split_wanted(text), when) for text, when in sorted(said, key=itemgetter(1))]
+    parts = [(*split_wanted(text), when) for text, when in said_after(turn)]
     replied = [
         replace(wish, said=when)
         for text, _wanted, when in parts

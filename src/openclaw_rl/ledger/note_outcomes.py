@@ -25,12 +25,14 @@ def count(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardW
     """
     db.execute("DELETE FROM note_outcomes WHERE turn = ?", (turn,))
     for row in db.execute(
-        "SELECT t.note, t.text, t.given, n.topic FROM turn_notes t JOIN notes n ON n.number = t.note WHERE t.turn = ?",
+        "SELECT t.note, t.text, t.given, n.topic, n.scope FROM turn_notes t JOIN notes n ON n.number = t.note "
+        "WHERE t.turn = ?",
         (turn,),
     ).fetchall():
-        about = [Wish(row["text"], row["topic"], lasting=True)] if row["topic"] else shown_wishes(db, row["note"])
+        note = Wish(row["text"], row["topic"], lasting=True, scope=row["scope"])
+        about = [note] if row["topic"] else shown_wishes(db, row["note"])
         kept = wishes.kept.get(row["note"]) if row["topic"] else True
-        complained = any(wish.replaces(note) for wish in wishes.replied for note in about)
+        complained = any(row["note"] in wish.instead_of or any(map(wish.replaces, about)) for wish in wishes.replied)
         complained = complained or (not row["topic"] and bool(wishes.wanted))
         if complained or (kept is not None and score is not None and score > 0):
             db.execute(
@@ -42,9 +44,10 @@ def count(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardW
 def shown_wishes(db: sqlite3.Connection, example: int) -> list[Wish]:
     """What the notes say that an example shows."""
     rows = db.execute(
-        "SELECT n.text, n.topic FROM example_notes l JOIN notes n ON n.number = l.note WHERE l.example = ?", (example,)
+        "SELECT n.text, n.topic, n.scope FROM example_notes l JOIN notes n ON n.number = l.note WHERE l.example = ?",
+        (example,),
     )
-    return [Wish(row["text"], row["topic"], lasting=True) for row in rows]
+    return [Wish(row["text"], row["topic"], lasting=True, scope=row["scope"]) for row in rows]
 
 
 def retirable(db: sqlite3.Connection, turn: int) -> list[int]:

@@ -228,6 +228,7 @@ def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, w
     if row["notes_from"] == turn:
         # Only the first answer of a conversation: later ones also follow what was said in between.
         note_outcomes.count(db, turn, score, wishes)
+    keep_asked(db, turn, wishes.asked)
     was_given = {note.number: note.given for note in of_conversation(db, turn)[1]}
     for wish in wishes.replied:
         _keep(db, row["owner"], wish, turn, was_given)
@@ -261,7 +262,7 @@ def several_owners(db: sqlite3.Connection) -> bool:
 
 def contradicts(wish: Wish, note: Note) -> bool:
     """Whether a wish is about the same as a note, so that only one of them can stand."""
-    return wish.replaces(Wish(note.text, note.topic, lasting=True))
+    return wish.replaces(Wish(note.text, note.topic, lasting=True, scope=note.scope))
 
 
 def example_text(text: str) -> str:
@@ -295,19 +296,21 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
 
     What was said last counts, whenever it is judged: an older wish changes nothing, and neither does one from before
     the owner removed a note of its topic. A wish that takes notes back removes them; it is a note itself if there are
-    none, because the model then does so by itself.
+    none, because the model then does so by itself. A note that the wish names may have been said at the same time.
 
     `was_given` has the notes of the conversation, if the wish complains about an answer. If a note of the same topic
     was withheld from that answer, the complaint repeats the note, in whatever words. If the same note was given and
     did not help, the note becomes the stronger instruction. A stronger one stays.
     """
     text, stronger = one_line(wish.instruction), one_line(wish.stronger)
-    if not wish.lasting or not text:
+    if not wish.lasting or not (text or wish.instead_of):
         return
     everything = [_bare(row) for row in _in_any_state(db, owner)]
-    undone = [note for note in everything if note.topic and wish.takes_back(note.text)]
-    related = [note for note in everything if note in undone or contradicts(wish, note)]
-    if any(wish.said <= (note.changed if note.reason == BY_OWNER else note.said) for note in related):
+    named = [note for note in everything if note.number in wish.instead_of]
+    undone = [note for note in everything if note.topic and wish.takes_back(note.text)] if text else named
+    related = [note for note in everything if note in undone or note in named or contradicts(wish, note)]
+    times = {note.number: note.changed if note.reason == BY_OWNER else note.said for note in related}
+    if any(wish.said < when or (wish.said == when and number not in wish.instead_of) for number, when in times.items()):
         return
     older = [note for note in related if note.state in IN_USE]
     if any(note.pinned for note in older):
@@ -316,6 +319,7 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
         for note in undone:
             _set_state(db, note.number, NoteState.REMOVED, TAKEN_BACK)
             _say(db, note.number, wish.said)
+    if undone or not text:
         return
     if stronger and any(note.text == text and was_given.get(note.number) for note in older):
         text = stronger

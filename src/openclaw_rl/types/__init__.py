@@ -17,7 +17,16 @@ from openclaw_rl.types.episodes import (
     TurnEpisode,
     TurnResult,
 )
-from openclaw_rl.types.notes import ConversationNote, HeardWishes, Note, NoteOrigin, NoteOutcomes, NoteState, Wish
+from openclaw_rl.types.notes import (
+    ConversationNote,
+    HeardWishes,
+    Note,
+    NoteOrigin,
+    NoteOutcomes,
+    NoteState,
+    Wish,
+    scope_stems,
+)
 from openclaw_rl.types.pages import (
     EpisodePoint,
     GroupCard,

@@ -11,6 +11,13 @@ _DENIAL = re.compile(
 )
 #: Separates the general part of a topic from the special one: "format/lists".
 TOPIC_SEPARATOR = "/"
+#: Letters of a word of a scope that are compared, so that "recipe" and "recipes" are one word.
+SCOPE_LETTERS = 5
+
+
+def scope_stems(scope: str) -> frozenset[str]:
+    """The words of a scope, as far as they are compared."""
+    return frozenset(word[:SCOPE_LETTERS] for word in re.findall(r"\w+", scope.casefold()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +38,18 @@ class Wish:
     """Which requests it is for, in words that they have ("recipe cooking"); empty: all."""
     undoes: frozenset[str] = frozenset()
     """The words that tell which earlier wish it takes back: "sam" for "Stop calling me Sam."."""
+    instead_of: frozenset[int] = frozenset()
+    """Numbers of notes that it takes the place of, or takes back if it has no instruction."""
 
     def replaces(self, older: "Wish") -> bool:
         """Whether it makes an older wish of the same user void.
 
-        Wishes of one topic do. So do a general and a special one: "format" and "format/lists", but not "format/lists"
-        and "format/bold".
+        Wishes of one topic do, if they are for the same requests. So do a general and a special one: "format" and
+        "format/lists", but not "format/lists" and "format/bold".
         """
+        mine, others = scope_stems(self.scope), scope_stems(older.scope)
+        if mine != others and not mine & others:
+            return False
         one = self.topic.split(TOPIC_SEPARATOR)
         other = older.topic.split(TOPIC_SEPARATOR)
         shared = min(len(one), len(other))
@@ -67,6 +79,8 @@ class HeardWishes:
     """The answer that the user wanted instead, in their own words; empty if they did not write it."""
     kept: Mapping[int, bool] = field(default_factory=dict)
     """Whether the answer keeps to the conversation's notes, by their numbers; without those that cannot be checked."""
+    asked: tuple[Wish, ...] = ()
+    """Those in the request that began the conversation, if a judge read them."""
 
 
 class NoteState(StrEnum):

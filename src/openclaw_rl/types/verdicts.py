@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from openclaw_rl.types.notes import HeardWishes
 from openclaw_rl.types.sampling import Numbers, TopTokens
 
 #: The reason of a verdict that the rules do not give because they do not understand what came next.
@@ -42,6 +43,8 @@ class Question(StrEnum):
 
     SCORE = "score"
     HINT = "hint"
+    WISHES = "wishes"
+    """What the user wants of all answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class Verdict:
     """The policy's log-probs of the response after the prompt without notes; empty if nothing is distilled."""
     plain_problem: str = ""
     """Why an accepted answer under notes is not distilled, if a method would."""
+    wishes: HeardWishes | None = None
+    """What a judge read of the user's wishes, until it is kept in notes; None if none read them."""
 
 
 class Sign(StrEnum):

@@ -21,7 +21,7 @@ from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
 from openclaw_rl.rendering.clients import message_words
-from openclaw_rl.types import ConversationNote, Note, NoteState, TurnKind
+from openclaw_rl.types import ConversationNote, Note, NoteState, TurnKind, scope_stems
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,10 @@ MAX_SHARE_WITH_EXAMPLES = 0.5
 MAX_KNOWN_OWNERS = 256
 #: Letters of a word that are compared, so that "recipe" and "recipes" are one word.
 STEM_LETTERS = 5
+#: A shorter word of a scope must be a word of the request; this many letters may be a part of one.
+MIN_PART_LETTERS = 4
+#: Characters of a request in which words of scopes are looked for.
+MAX_SCOPE_CHARACTERS = 4000
 _WORD = re.compile(r"\w{3,}|\d+")
 
 
@@ -89,8 +93,9 @@ class NoteGiver:
         known = self._known_notes(incoming.owner)
         if not known.states:
             return RequestNotes()
-        request = stems(last_words(incoming.chat.messages))
-        notes = known.choose_notes(request, self.options.note_tokens)
+        words = last_words(incoming.chat.messages)
+        request = stems(words)
+        notes = known.choose_notes(words, request, self.options.note_tokens)
         examples = [] if incoming.chat.tools else known.choose_examples(request, notes, self.options.examples)
         chosen = [*notes, *examples]
         counts = self.ledger.read(kept.conversations, [note.number for note in chosen])
@@ -196,6 +201,7 @@ class KnownNotes:
         self._newest = range(len(self._notes) - 1, -1, -1)
         self._pinned = [place for place in self._newest if self._notes[place].pinned]
         self._scoped = [place for place in self._newest if self._notes[place].scope]
+        self._scopes = {place: scope_stems(self._notes[place].scope) for place in self._scoped}
         self._note_likeness = WordLikeness([note.text for note in self._notes])
         self._examples = [note for note in in_use if note.question and (note.pinned or self._is_wanted(note))]
         self._example_likeness = WordLikeness([example.question for example in self._examples])
@@ -204,22 +210,24 @@ class KnownNotes:
         """The notes that an example shows; none for a note."""
         return self._links.get(example.number, set())
 
-    def choose_notes(self, request: frozenset[str], room: int) -> list[Note]:
+    def choose_notes(self, words: str, request: frozenset[str], room: int) -> list[Note]:
         """The notes that apply to a request, in the order in which they began; the best if they are too many.
 
-        They have at most `room` tokens. Pinned ones come first, then those with a scope, then the likest, then the
+        `words` are those of the request, and `request` their stems. They have at most `room` tokens. Pinned ones come first, then those with a scope, then the likest, then the
         newest.
         """
+        said = words[:MAX_SCOPE_CHARACTERS].casefold()
+        said_stems = scope_stems(said) if self._scopes else frozenset()
         scores = self._note_likeness.scores(request)
         best = sorted(scores, key=lambda place: -scores[place])
         ranks = (self._pinned, self._scoped, best, self._newest)
+        others = {place for place, scope in self._scopes.items() if not applies(scope, said, said_stems)}
         chosen: set[int] = set()
         for place in chain.from_iterable(ranks):
-            note = self._notes[place]
             cost = self._tokens[place]
             if room < self._fewest_tokens:
                 break
-            if place not in chosen and cost <= room and (not note.scope or stems(note.scope) & request):
+            if place not in chosen and cost <= room and place not in others:
                 room -= cost
                 chosen.add(place)
         return [self._notes[place] for place in sorted(chosen)]
@@ -272,6 +280,18 @@ class WordLikeness:
 def stems(text: str) -> frozenset[str]:
     """The words of a text, as far as they are compared."""
     return frozenset(word.lower()[:STEM_LETTERS] for word in _WORD.findall(text))
+
+
+def applies(scope: frozenset[str], said: str, words: frozenset[str]) -> bool:
+    """Whether a request has a word of a note's scope. `said` are its words without case, and `words` their stems.
+
+    A longer word may be a part of another ("rezept" in "Nudelrezepte"), as all words of Chinese and Japanese are.
+    """
+    return any(
+        stem in words or ((len(stem) >= MIN_PART_LETTERS or not stem.isascii()) and stem in said)
+        for stem in scope
+        if len(stem) > 1
+    )
 
 
 def last_words(messages: Sequence[Message]) -> str:

@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from openclaw_rl.errors import UserError
 from openclaw_rl.rendering.chat import content_text, spell_out_message, template_message
 from openclaw_rl.rendering.clients import message_words
-from openclaw_rl.types import Feedback, Hint, Question, Source, StoredTurn, Verdict, Vote
+from openclaw_rl.types import Feedback, HeardWishes, Hint, Note, Question, Source, StoredTurn, Verdict, Vote
 
 Questions = frozenset[Question]
+WISHES_ALONE = frozenset([Question.WISHES])
 #: The reason when a judge that did not answer in time gave no other.
 TIMED_OUT = "the judge does not answer in time"
 #: A hint needs more characters than this.
@@ -38,6 +39,30 @@ class JudgeFailed(JudgeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """Words of a user in which wishes are looked for."""
+
+    text: str
+    own: str
+    """The text without code, quoted lines and material that it brings along."""
+    when: float
+    opening: bool = False
+    """Whether they began the conversation. Others came after the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserWords:
+    """What a judge that reads wishes is shown of the user."""
+
+    said: tuple[Said, ...]
+    """In the order in which it was said."""
+    notes: tuple[Note, ...] = ()
+    """The user's notes, those that were said last at the end."""
+    others: str = ""
+    """What is not the user's own: results of tools, and what the user quotes and pastes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """What a judge is shown of a turn."""
 
@@ -50,6 +75,8 @@ class Case:
     feedback: Sequence[Feedback]
     in_episode: bool = False
     """Whether the turn is part of an episode, which its environment has rewarded."""
+    user: UserWords | None = None
+    """None if no wishes are to be read."""
 
     @property
     def outcome(self) -> str:
@@ -79,9 +106,11 @@ class Opinion:
     reason: str = ""
     source: Source | None = None
     """Set where it differs from the judge's own source."""
+    wishes: HeardWishes | None = None
 
     def answers(self, question: Question) -> bool:
-        return (self.score if question is Question.SCORE else self.hints) is not None
+        answers = {Question.SCORE: self.score, Question.HINT: self.hints, Question.WISHES: self.wishes}
+        return answers[question] is not None
 
 
 class Judge(Protocol):
@@ -129,7 +158,10 @@ PAUSE_SECONDS = 1.0
 
 
 class JudgePanel:
-    """Asks judges one after the other, each only the questions that those before it left open."""
+    """Asks judges one after the other, each only the questions that those before it left open.
+
+    Wishes alone are asked for only after a complaint or a text of feedback, and no score waits for them.
+    """
 
     def __init__(self, judges: Sequence[Judge]) -> None:
         self.judges = judges
@@ -155,9 +187,9 @@ class JudgePanel:
         reasons: list[str] = []
         for judge in self.judges:
             still_open = frozenset(question for question in wanted if question not in opinions)
-            if not still_open:
+            if not still_open or (still_open == WISHES_ALONE and is_content(case, opinions.values())):
                 break
-            opinion = await judge.judge(case, still_open)
+            opinion = await self._ask(judge, case, still_open)
             votes += opinion.votes
             if opinion.reason:
                 reasons.append(f"{judge.source}: {opinion.reason}")
@@ -166,6 +198,7 @@ class JudgePanel:
                     opinions[question] = (opinion, opinion.source or judge.source)
         score, score_source = opinions.get(Question.SCORE, (Opinion(), None))
         hints, hint_source = opinions.get(Question.HINT, (Opinion(), None))
+        wishes, _ = opinions.get(Question.WISHES, (Opinion(), None))
         return Verdict(
             score=score.score,
             source=score_source or hint_source,
@@ -173,7 +206,22 @@ class JudgePanel:
             votes=tuple(votes),
             reason="; ".join(reasons),
             seconds=time.monotonic() - started,
+            wishes=wishes.wishes,
         )
+
+    async def _ask(self, judge: Judge, case: Case, questions: Questions) -> Opinion:
+        try:
+            return await judge.judge(case, questions)
+        except (JudgeError, TimeoutError) as error:
+            if questions != WISHES_ALONE:
+                raise
+            return Opinion(reason=f"no wishes were read: {str(error) or TIMED_OUT}")
+
+
+def is_content(case: Case, opinions: Iterable[tuple[Opinion, Source]]) -> bool:
+    """Whether the user is content and wrote no text of feedback."""
+    pleased = any(opinion.score is not None and opinion.score > 0 for opinion, _ in opinions)
+    return pleased and not any(said.text for said in case.feedback)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,13 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.judge.circuit_breaker import Breaker
-from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion, Questions
+from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion, Questions, UserWords
+from openclaw_rl.judge.judges.wish_answers import read_object
+from openclaw_rl.judge.rules.wishes import MOST_WISHES
 from openclaw_rl.plugins import describe, load_plugin
-from openclaw_rl.types import Question, Source
+from openclaw_rl.types import HeardWishes, Question, Source
 
+JudgeMethods = tuple[Callable[..., Any], Callable[..., Any] | None, Callable[..., Any] | None]
 OPTION = "--custom-rm-path"
 #: The names that a judge may have in its file.
 NAMES = ("get_reward_model", "score", "RewardModel", "Judge")
@@ -84,7 +87,7 @@ class CustomJudge:
         self.hanging_pause = hanging_pause
         self.breaker = Breaker()
         self._threads = CallThreads()
-        self._score, self._hint = judge_methods(load_plugin(path, OPTION, NAMES), path, settings)
+        self._score, self._hint, self._wishes = judge_methods(load_plugin(path, OPTION, NAMES), path, settings)
         module = sys.modules.get(getattr(self._score, "__module__", None) or "")
         self.file = Path(getattr(module, "__file__", None) or path.partition(":")[0]).expanduser()
 
@@ -96,17 +99,23 @@ class CustomJudge:
     def answered(self) -> int:
         return self.breaker.answered
 
+    @property
+    def reads_wishes(self) -> bool:
+        return self._wishes is not None
+
     async def judge(self, case: Case, wanted: Questions) -> Opinion:
         return await self.breaker.call(lambda: self._judge(case, wanted))
 
     async def _judge(self, case: Case, wanted: Questions) -> Opinion:
-        score, hints = None, None
+        score, hints, wishes = None, None, None
         if Question.SCORE in wanted:
             value = await self._call(self._score, case)
             score = None if value is None else self._checked_score(value)
         if Question.HINT in wanted and self._hint is not None:
             hints = self._checked_hints(await self._call(self._hint, case))
-        return Opinion(score, hints)
+        if Question.WISHES in wanted and self._wishes is not None and case.user is not None:
+            wishes = self._checked_wishes(await self._call(self._wishes, case), case.user)
+        return Opinion(score, hints, wishes=wishes)
 
     async def _call(self, function: Callable[..., Any], case: Case) -> Any:
         if self._threads.hanging >= MAX_HANGING_CALLS:
@@ -139,19 +148,29 @@ class CustomJudge:
             raise JudgeFailed(f"{self.file.name} returned {reprlib.repr(value)} for a hint, which is not text")
         return tuple(hint.strip() for hint in hints if hint.strip())
 
+    def _checked_wishes(self, value: Any, user: UserWords) -> HeardWishes | None:
+        if value is None:
+            return None
+        found = value if isinstance(value, dict) else {"wishes": [value] if isinstance(value, str) else value}
+        read = read_object(found, user) if isinstance(found.get("wishes"), list) else None
+        if read is None:
+            raise JudgeFailed(
+                f"{self.file.name} returned {reprlib.repr(value)} for wishes, which is not a list of at most "
+                f"{MOST_WISHES} instructions"
+            )
+        return read
 
-def judge_methods(
-    plugin: Any, path: str, settings: dict[str, Any]
-) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """`score`, and `hint` if there is one, of a function, class, object or `get_reward_model(config)`."""
+
+def judge_methods(plugin: Any, path: str, settings: dict[str, Any]) -> JudgeMethods:
+    """`score`, and `hint` and `wishes` if there are any, of a function, class, object or `get_reward_model(config)`."""
     if getattr(plugin, "__name__", "") == "get_reward_model":
         plugin = _create(plugin, path, settings)
     elif inspect.isclass(plugin):
         plugin = _create(plugin, path, *([settings] if inspect.signature(plugin).parameters else []))
     if hasattr(plugin, "score"):
-        return plugin.score, getattr(plugin, "hint", None)
+        return plugin.score, getattr(plugin, "hint", None), getattr(plugin, "wishes", None)
     if callable(plugin):
-        return plugin, None
+        return plugin, None, None
     raise ConfigError(f"{OPTION} {path} is neither a function nor an object with a method score.")
 
 
