@@ -275,6 +275,7 @@ class TestMistakes:
     def test_the_embedded_model_does_not_judge_by_itself(self) -> None:
         assert not configured().asks_llm
         assert configured(judge="llm").asks_llm
+        assert not configured(judge="llm").has_capable_llm, "it judges, and is not asked for wishes"
         assert configured(model_name="owner/model").asks_llm
         assert configured(teacher_model_name="owner/model").asks_llm
         assert not configured(model_name="owner/model", judge="feedback").asks_llm

@@ -18,7 +18,7 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.turns import set_next_state
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.harness import wait_for
-from support.judge_server import Body, JudgeServer, Reply, opinion
+from support.judge_server import Body, JudgeServer, Reply, completion, opinion
 from support.records import Book, a_turn, stored_turns
 from support.server_program import SECONDS, SERVE, Program, serving
 from support.tiny_models import save_tiny_model
@@ -123,6 +123,70 @@ def test_a_conversation_is_judged_and_every_command_shows_it(
     assert [word for word in shown.split() if word in ("stored", "good", "neutral", "bad", "abstains")]
     assert "turn 1: -1 → +1" in command("rejudge", *by(server), "--turns")
     assert everything(tmp_path) == before
+
+
+#: What somebody says, and how a judge writes it down.
+WISHES = [
+    (
+        "Faltou o TL;DR. Da próxima vez coloque um.",
+        {"said": "Faltou o TL;DR.", "instruction": "Adicione uma linha TL;DR no final.", "scope": ""},
+    ),
+    (
+        "Bei Rezepten bitte Gramm, keine Tassen.",
+        {
+            "said": "Bei Rezepten bitte Gramm, keine Tassen.",
+            "instruction": "Wenn der Nutzer nach einem Rezept fragt: Gib Mengen in Gramm an.",
+            "scope": "Rezept Rezepte kochen backen",
+        },
+    ),
+    (
+        "翻訳のときは原文も書いてほしい。",
+        {"said": "翻訳のときは原文も書いてほしい", "instruction": "原文も一緒に書く", "scope": "翻訳 訳"},
+    ),
+    (
+        "لا تستخدم هذه الرموز التعبيرية مرة أخرى.",
+        {"said": "لا تستخدم هذه الرموز التعبيرية", "instruction": "لا تستخدم الرموز التعبيرية.", "scope": ""},
+    ),
+    ("You forgot to call me Chef.", {"said": "", "instruction": "Call the user Chef.", "scope": ""}),
+]
+
+
+def test_wishes_in_any_language_become_notes_and_are_given_where_they_apply(
+    tiny_model: Path, tmp_path: Path, server: JudgeServer
+) -> None:
+    def read(body: Body) -> Reply:
+        asked = body["messages"][-1]["content"]
+        found = [{"replaces": [], "once": False, **wish} for said, wish in WISHES if said in asked]
+        answer = json.dumps({"wishes": found, "wanted": ""}, ensure_ascii=False, indent=1)
+        text = f"The user is not content, because the response misses something.\n```json\n{answer}\n```\n\\boxed{{-1}}"
+        return completion(*[text] * body["n"])
+
+    def texts() -> list[str]:
+        return [note["text"] for note in httpx.get(f"{program.url}/v1/notes", timeout=60).json()["data"]]
+
+    server.answer = read
+    judge = ("--judge-base-url", server.url, "--judge-model", "judge-1", "--method", "rl")
+    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *judge, *JUDGES_ONLY) as program:
+        for number, (said, _wish) in enumerate(WISHES):
+            if number % 2:
+                given = {"id": talk(program, f"s{number}"), "thumb": "down", "text": said}
+                assert httpx.post(f"{program.url}/v1/feedback", json=given, timeout=60).status_code == 200
+            else:
+                talk(program, f"s{number}", said)
+            wait_for(lambda count=number + 1: len(texts()) == count, SECONDS)
+        portuguese, german, japanese, arabic, english = texts()
+        for number, question in enumerate(("Ein Nudelrezept!", "これを翻訳して", "How far is it?")):
+            ask = {"messages": [{"role": "user", "content": question}], "max_tokens": 2}
+            headers = {"X-Session-Id": f"new{number}"}
+            httpx.post(f"{program.url}/v1/chat/completions", json=ask, headers=headers, timeout=60).raise_for_status()
+    assert portuguese == "Adicione uma linha TL;DR no final."
+    assert german == "Wenn der Nutzer nach einem Rezept fragt: Gib Mengen in Gramm an."
+    assert japanese == "翻訳 訳: 原文も一緒に書く。"
+    assert arabic == "لا تستخدم الرموز التعبيرية."
+    assert english == "Call the user Chef."
+    given_notes = [[note.text for note in turn.notes] for turn in stored_turns(tmp_path)[-3:]]
+    always = [portuguese, arabic, english]
+    assert given_notes == [[portuguese, german, arabic, english], [portuguese, japanese, arabic, english], always]
 
 
 @pytest.mark.more

@@ -213,8 +213,8 @@ class KnownNotes:
     def choose_notes(self, words: str, request: frozenset[str], room: int) -> list[Note]:
         """The notes that apply to a request, in the order in which they began; the best if they are too many.
 
-        `words` are those of the request, and `request` their stems. They have at most `room` tokens. Pinned ones come first, then those with a scope, then the likest, then the
-        newest.
+        `words` are those of the request, and `request` their stems. The notes have at most `room` tokens. Pinned ones
+        come first, then those with a scope, then the likest, then the newest.
         """
         said = words[:MAX_SCOPE_CHARACTERS].casefold()
         said_stems = scope_stems(said) if self._scopes else frozenset()
