@@ -167,6 +167,7 @@ class LlmJudge:
         return self.breaker.answered
 
     async def judge(self, case: Case, wanted: Questions) -> Opinion:
+        wanted = wanted if case.user else wanted - WISHES_ALONE
         order = [question for question in Question if question in (wanted - WISHES_ALONE or wanted)]
         # The first question is asked with the one for wishes, so that they cost no further call.
         first = order[0] if Question.WISHES in wanted else None
