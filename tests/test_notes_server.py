@@ -1,15 +1,20 @@
 """Notes through the whole program: said, given from the cache, accepted, distilled in a step, and safe from kill -9."""
 
+import contextlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from support.records import stored_turns
 from support.server_program import SECONDS, SERVE, Program, serving, until
 
 FLAGS = ("--method", "notes", "--judge", "feedback", "--batch-size", "2", "--lora-rank", "4", "--kv-cache-gib", "0.1")
+#: Accepted answers would be given as examples too.
+NO_EXAMPLES = ("--examples", "0")
 #: Tokens are cached in pages of this size.
 PAGE = 16
 
@@ -28,13 +33,13 @@ def rate(program: Program, answer: dict[str, Any], **feedback: Any) -> None:
     assert sent.status_code == 200, sent.text
 
 
-def notes(program: Program) -> list[dict[str, Any]]:
+def notes(program: Program, kind: str = "note") -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = httpx.get(f"{program.url}/v1/notes", timeout=SECONDS).json()["data"]
-    return listed
+    return [one for one in listed if one["object"] == kind]
 
 
 def test_a_wish_is_used_at_once_and_learned(tiny_model: Path, tmp_path: Path) -> None:
-    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *FLAGS) as program:
+    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *FLAGS, *NO_EXAMPLES) as program:
         first = ask(program, ("user", "hello"))
         rate(program, first, thumb="down", text="Shorter, please.")
         until(lambda: len(notes(program)) == 1, program)
@@ -59,3 +64,24 @@ def test_a_wish_is_used_at_once_and_learned(tiny_model: Path, tmp_path: Path) ->
         assert turn.plain_ids is not None
         assert [one.text for one in turn.notes] == [note["text"]]
         assert len(turn.plain_ids) < len(turn.prompt_ids)
+
+
+@pytest.mark.more
+def test_a_correction_that_was_taken_survives_kill_9(tiny_model: Path, tmp_path: Path) -> None:
+    """Its feedback and its example are there, both or neither, and the next conversation is shown it."""
+    arguments = (SERVE, tiny_model, "--run-dir", str(tmp_path), *FLAGS)
+    with serving(*arguments) as program:
+        plain = ask(program, ("user", "where is the fox?"))
+        rate(program, plain, correction="Chef, the fox is in the wood.")
+        lost = ask(program, ("user", "where is the hen?"))
+        with httpx.Client(timeout=SECONDS) as client, contextlib.suppress(httpx.HTTPError):
+            threading.Timer(0.002, program.process.kill).start()
+            client.post(f"{program.url}/v1/feedback", json={"id": lost["id"], "correction": "Chef, in the barn."})
+        program.process.wait(SECONDS)
+    with serving(*arguments) as program:
+        kept = {one["question"]: one["text"] for one in notes(program, "example")}
+        assert kept["where is the fox?"] == "Chef, the fox is in the wood."
+        corrected = {turn.completion: [said.correction for said in turn.feedback] for turn in stored_turns(tmp_path)}
+        assert corrected[lost["id"]] == [kept[asked] for asked in kept if asked == "where is the hen?"]
+        again = ask(program, ("user", "where is the owl?"))
+        assert again["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 10, "the examples are in it"
