@@ -1,19 +1,25 @@
 """The suite of wishes: its files, and its command with a real server."""
 
+import asyncio
+import contextlib
 import json
 import shlex
+import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw_rl.cli import build_parser, main
+from openclaw_rl.client import ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.conversation import all_questions, questions
 from openclaw_rl.evals.quality import check
 from openclaw_rl.evals.wishes import measurement, suite
-from openclaw_rl.evals.wishes.measurement import EXAMS, ExamPlan, WishExam
+from openclaw_rl.evals.wishes.measurement import EXAMS, ExamPlan, WishExam, WishMeasurement, WishOutcome
 from openclaw_rl.evals.wishes.wish import SETS, EvalWish, built_in, load
+from openclaw_rl.lab.server import RunningServer
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.schema import open_ledger
 from support.trials import an_answer
@@ -107,6 +113,7 @@ def test_a_wish_of_ones_own(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ('note = "Write plain text."', "", "note is missing"),
+        ('name = "plain"', 'name = "plain, text"', "name must be of letters"),
         ('note = "', 'scope = ["Two words"]\nnote = "', "single words in lower case"),
         ('note = "', 'set = "other"\nnote = "', "set must be one of tuning, report"),
         ("Why is Mars red?", "Why is Venus hot?", "corrections[0].question is not one"),
@@ -130,6 +137,57 @@ def test_an_unknown_wish_is_refused_before_a_server_starts(capsys: pytest.Captur
     assert "There is no wish no-such-wish" in capsys.readouterr().err
     assert main(["wishes", "chef", "--", "--api-key", "abc"]) == 2
     assert "cannot be given after --" in capsys.readouterr().err
+
+
+class MadeUp(WishMeasurement):
+    """Measures the first wish at once. During the second, something happens."""
+
+    def happens(self) -> None: ...
+
+    async def run(self) -> WishOutcome:
+        if self.wish.name != "chef":
+            await asyncio.sleep(0.01)
+            self.happens()
+            await asyncio.sleep(3600)
+        exam = WishExam((an_answer(0), an_answer(1, passed=False)), ())
+        replies = {"corrects": [False, True, True, True], "complains": [False] * 20}
+        return WishOutcome(self.wish, dict.fromkeys(EXAMS, exam), ["Say | Chef."], True, 2, replies)
+
+
+def stop(_: Any) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def fail(_: Any) -> None:
+    raise ServerError("the server is gone")
+
+
+@pytest.mark.parametrize(("happens", "status", "said"), [(stop, 0, ""), (fail, 2, "openclaw-rl: the server is gone\n")])
+def test_wishes_that_are_done_are_kept(
+    happens: Callable[[Any], None],
+    status: int,
+    said: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextlib.asynccontextmanager
+    async def serving(run_dir: Path, *_: str, key: str) -> AsyncIterator[RunningServer]:
+        yield RunningServer("http://127.0.0.1:9", run_dir, key)
+
+    monkeypatch.setattr(MadeUp, "happens", happens)
+    monkeypatch.setattr(suite, "WishMeasurement", MadeUp)
+    monkeypatch.setattr(suite, "run_server", serving)
+    out = tmp_path / "wishes"
+    assert main(["wishes", "--out", str(out), "--model-name", str(tiny_model), "chef", "pirate"]) == status
+    shown = capsys.readouterr()
+    assert shown.err == said
+    assert "chef: before 0.50, note 0.50" in shown.out
+    (measured,) = json.loads((out / "results.json").read_text())["wishes"]
+    assert measured["sessions"] == {"corrects": 4, "complains": None}
+    row = (out / "wishes.md").read_text().splitlines()[-1]
+    assert row.endswith(" | 4 | > 20 | read: Say \\| Chef. |")
 
 
 @pytest.mark.more

@@ -90,7 +90,7 @@ def raising_first() -> Iterator[None]:
     """Raise the first error of a group alone."""
     try:
         yield
-    except* UserError as errors:
+    except ExceptionGroup as errors:
         raise first(errors) from None
 
 
@@ -122,9 +122,10 @@ async def measure_all(
                         for person in PEOPLE
                     }
                     measurement = WishMeasurement(wish, server, people, plan, lambda what: bar.update(shown, note=what))
-                    outcomes.append(await measurement.run())
+                    outcome = await measurement.run()
+                outcomes.append(outcome)
                 bar.advance(shown)
-                print_without_bar(console, line(outcomes[-1]))
+                print_without_bar(console, line(outcome))
 
             async with asyncio.TaskGroup() as tasks:
                 for wish in wishes:

@@ -4,6 +4,7 @@ A wish's file is that of a persona with four more keys: `note`, `scope`, `set` a
 built-in one by its name, or a TOML file. Its UserError names the file and the key that is wrong.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from openclaw_rl.evals.quality import words_of
 
 #: What a wish is for: `tuning` ones may be looked at while the product changes, `report` ones only for a report.
 SETS = ("tuning", "report")
+_NAME = re.compile(r"[\w-]+", re.ASCII)
 _OWN_KEYS = ("note", "scope", "set", "corrections")
 
 
@@ -74,6 +76,8 @@ def load(name: str) -> EvalWish:
         raise UserError(f"The wish {name} cannot be read: {str(error).rstrip('.')}.") from error
     where = name if name.endswith(".toml") else f"{name}.toml"
     persona = of_table({key: value for key, value in table.items() if key not in _OWN_KEYS}, where)
+    if not _NAME.fullmatch(persona.name):
+        raise UserError(f"{where}: name must be of letters, digits and hyphens, because it names people on a server.")
     return EvalWish(
         persona,
         _note(table, where),
