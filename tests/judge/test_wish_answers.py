@@ -78,7 +78,10 @@ async def read(book: Book, server: JudgeServer, said: str, *votes: str) -> list[
         f"For example {{this}} or {wishes()}; rather:\n{wishes(CHEF)}\n\\boxed{{-1}}",
         vote(json.dumps({"wishes": [{"instruction": "Call the user Chef.", "more": [1]}]})),
         vote(wishes("Call the user Chef")),
+        "if (a) { b({}) } " * 500
+        + vote('{"wanted": "{}", "more": {}, "wishes": [{"instruction": "Call the user Chef."}]}'),
         vote(wishes({**CHEF, "instruction": "  call the\nuser\u200b Chef "})),
+        vote(wishes({**CHEF, "said": "you forgot … to call me chef!!"})),
         vote(wishes({**CHEF, "once": "false", "replaces": None, "scope": None, "said": None})),
         vote(wishes({**CHEF, "scope": "always"}, 7, {"instruction": 5})),
     ],
@@ -207,6 +210,16 @@ async def test_votes_that_cannot_be_read_do_not_count(book: Book, server: JudgeS
 
 
 # what is known already
+
+
+async def test_a_wish_for_a_short_summary_is_not_about_the_length_of_answers(book: Book, server: JudgeServer) -> None:
+    summary = {"said": "Where is the TL;DR?", "instruction": "Add a TL;DR line."}
+    assert await read(book, server, "Where is the TL;DR?", vote(wishes(summary))) == ["Add a TL;DR line."]
+    shorter = {"said": "", "instruction": "Give short answers."}
+    texts = await read(book, server, "Shorter answers, please.", vote(wishes(shorter)))
+    assert texts == ["Add a TL;DR line.", "Give short answers."]
+    longer = {"said": "Longer again.", "instruction": "Give long answers."}
+    assert (await read(book, server, "Longer again.", vote(wishes(longer))))[1:] == ["Give long answers."]
 
 
 def known(book: Book, text: str, owner: str = "me", *, pinned: bool = False) -> Note:

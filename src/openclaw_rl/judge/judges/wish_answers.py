@@ -9,6 +9,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
@@ -21,6 +22,7 @@ from openclaw_rl.judge.rules.wishes import (
     all_grammars,
     grammars_for,
     is_unsafe,
+    topic_of,
     without_material,
 )
 from openclaw_rl.rendering.chat import content_text
@@ -35,12 +37,14 @@ MAX_NOTES_SHOWN = 20
 HEAD, TAIL = 2000, 1000
 #: Results of tools that a wish is compared with.
 MAX_RESULTS = 20
-#: Places of an answer at which an object may begin.
-MAX_PLACES = 50
+#: Places of an answer in which wishes may be, and braces before each that may begin the object.
+MAX_MARKS, MAX_BRACES = 8, 8
 #: Words of a topic that the rules do not name. A judge says itself which wishes its wish replaces.
 MAX_TOPIC_WORDS = 6
 #: Two votes have the same wish if they share this part of the words of the shorter one.
 SAME_SHARE = 0.6
+#: Words were said if the user's words have this part of them.
+COPIED_SHARE = 0.8
 #: Letters of a word that are compared, because languages inflect words.
 STEM_LETTERS = 4
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -49,6 +53,7 @@ _WITHOUT_SPACES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _HIRAGANA = re.compile(r"[\u3040-\u309f]+")
 #: The Arabic article, and what is written together with it.
 _ARTICLE = re.compile(r"^[\u0648\u0641\u0628\u0643]?\u0627\u0644(?=..)")
+_WISHES_KEY = re.compile(r'"wishes"\s*:')
 _CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
 _NUMBER = re.compile(r"\d{1,3}")
 #: Words of a scope that say that there is none.
@@ -92,20 +97,17 @@ def own_words(text: str) -> str:
 
 def find_wishes(answer: str) -> tuple[dict[str, Any] | None, int, int]:
     """The last object with wishes in an answer, and where it begins and ends; None if there is none."""
-    found, start, end = None, 0, 0
-    place = answer.find("{")
-    for _ in range(MAX_PLACES):
-        if place < 0:
-            break
-        after = place + 1
-        try:
-            value, after = json.JSONDecoder().raw_decode(answer, place)
-            if isinstance(value, dict) and isinstance(value.get("wishes"), list):
-                found, start, end = value, place, after
-        except (ValueError, RecursionError):
-            pass
-        place = answer.find("{", after)
-    return found, start, end
+    for mark in [match.start() for match in _WISHES_KEY.finditer(answer)][: -MAX_MARKS - 1 : -1]:
+        start = mark
+        for _ in range(MAX_BRACES):
+            start = answer.rfind("{", 0, start)
+            if start < 0:
+                break
+            with suppress(ValueError, RecursionError):
+                value, end = json.JSONDecoder().raw_decode(answer, start)
+                if isinstance(value, dict) and isinstance(value.get("wishes"), list):
+                    return value, start, end
+    return None, 0, 0
 
 
 def read_votes(answers: Sequence[str], case: Case) -> HeardWishes | None:
@@ -210,9 +212,10 @@ def subject(instruction: str) -> str:
     """What an instruction is about: a topic that the rules name, or else its words."""
     normalised = normalise(instruction)
     topics = [topic for grammar in grammars_for(normalised)[:1] for topic in grammar.topics]
-    named = next((name for when, name in topics if when.search(normalised)), "")
+    # "Add a short summary." has a word of length, and is not about the length of answers.
+    named = (name for when, name in topics if name != "length" and when.search(normalised))
     words = [word for word in _SIGNS.findall(normalised) if word not in noise()]
-    return named or " ".join(words[:MAX_TOPIC_WORDS]) or "other"
+    return topic_of(instruction) or next(named, "") or " ".join(words[:MAX_TOPIC_WORDS]) or "other"
 
 
 def named_notes(replaces: Any, notes: Sequence[Note]) -> Iterator[int]:
@@ -237,23 +240,29 @@ def source_of(given: Mapping[str, Any], wish: Wish, user: UserWords, case: Case 
     quoted = one_plain_line(said) if isinstance(said := given.get("said"), str) else ""
     if quoted:
         latest = [said for said in latest if was_said(quoted, said.own)]
-    about = content(wish.instruction) | content(wish.scope)
-    known = {note.number: note for note in user.notes}
-    about = about or frozenset().union(*(content(known[number].text) for number in wish.instead_of))
+    taken_back = [] if wish.instruction else [note.text for note in user.notes if note.number in wish.instead_of]
+    told = " ".join([wish.instruction, wish.scope, *taken_back])
+    # "Be short." has small words only.
+    skipped = noise() if content(told) else _PLAIN_WORDS
+    about = content(told, skipped)
     for said in latest:
-        if about & content(mask_quotations(said.own)):
+        if about & content(mask_quotations(said.own), skipped):
             return said
-    from_others = 2 * len(about & content(user.others)) >= len(about)
-    if from_others or not (quoted or about & content(f"{case.request}\n{case.response}")):
+    from_others = 2 * len(about & content(user.others, skipped)) >= max(1, len(about))
+    if from_others or not (quoted or about & content(f"{case.request}\n{case.response}", skipped)):
         return None
     return latest[0] if latest else None
 
 
 def was_said(quoted: str, own: str) -> bool:
     """Whether words are in what somebody said, and not only in what they quote there."""
-    words, said = " ".join(normalise(quoted).split()), " ".join(normalise(own).split())
-    outside = " ".join(normalise(mask_quotations(own)).split())
-    return words in said and (words in outside or QUOTATION.search(quoted) is not None)
+    words, said = " ".join(normalise(quoted).split()).strip(" .!?"), " ".join(normalise(own).split())
+    outside = mask_quotations(own)
+    if words in said and (words in " ".join(normalise(outside).split()) or QUOTATION.search(quoted) is not None):
+        return True
+    # A model may leave words out.
+    told = content(quoted)
+    return bool(told) and len(told & content(outside)) >= COPIED_SHARE * len(told)
 
 
 def words_of_others(turn: StoredTurn, heard: Sequence[Said]) -> str:
@@ -265,8 +274,12 @@ def words_of_others(turn: StoredTurn, heard: Sequence[Said]) -> str:
     return "\n".join(shorten(text, HEAD, TAIL) for text in [*results[-MAX_RESULTS:], *pasted, *quoted])
 
 
-def content(text: str) -> frozenset[str]:
-    """What can be compared of the words of a text in any language: their beginnings, or pairs of signs."""
+def content(text: str, skipped: frozenset[str] | None = None) -> frozenset[str]:
+    """What can be compared of the words of a text in any language: their beginnings, or pairs of signs.
+
+    Words that are `skipped`, by default those that say nothing, are left out.
+    """
+    skipped = noise() if skipped is None else skipped
     # An abbreviation says something, although "tldr" may be a small word.
     found: set[str] = {word.casefold() for word in _CAPITALS.findall(text)}
     for word in _SIGNS.findall(normalise(text)):
@@ -274,7 +287,7 @@ def content(text: str) -> frozenset[str]:
             # Hiragana alone is mostly grammar.
             pairs = (word[place : place + 2] for place in range(len(word) - 1))
             found |= {pair for pair in pairs if not _HIRAGANA.fullmatch(pair)}
-        elif word not in noise() and len(word) > 1:
+        elif word not in skipped and len(word) > 1:
             found.add(_ARTICLE.sub("", word)[:STEM_LETTERS])
     return frozenset(found)
 
