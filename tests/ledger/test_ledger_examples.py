@@ -163,6 +163,9 @@ def test_examples_follow_a_note_that_is_said_again_in_other_words(book: Book) ->
     (boss,) = notes.of_owner(book.db, "me")
     assert boss.text == BOSS.instruction
     assert boss.number not in shown(book)[kept(book)[0].number], "an example for Chef does not show Boss"
+    judge(book, ask(book, session="back"), -1.0, CHEF)
+    (back,) = notes.of_owner(book.db, "me")
+    assert shown(book) == {kept(book)[0].number: {back.number}}, "a wish that comes back has its examples again"
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,12 @@ from openclaw_rl.types import NoteOrigin, NoteState
 MAX_EXAMPLES = 50
 #: Characters of an example's question, and of its answer. Longer ones would fill a small model's context.
 MAX_EXAMPLE_CHARACTERS = 4000
+#: Begins the reason of a note that another one replaced.
+REPLACED = "replaced by note "
 TOO_MANY = f"a user has at most {MAX_EXAMPLES} examples"
 #: The better ones replace the others, and are given first.
 BEST_ORIGINS = (NoteOrigin.CORRECTED, NoteOrigin.WRITTEN, NoteOrigin.IMPROVED, NoteOrigin.ACCEPTED)
+WRITTEN_BY_OWNER = BEST_ORIGINS[:2]
 #: Corrected examples that show a note. With so many, answers that were only accepted are not kept for it.
 ENOUGH_CORRECTED = 2
 #: Complaints in a row that are followed back to the question that they are about.
@@ -63,11 +66,11 @@ def is_answer(db: sqlite3.Connection, turn: int, text: str) -> bool:
         return content_text(unpack_message(row["answer"]).get("content")).split() == text.split()
 
 
-def link_note(db: sqlite3.Connection, note: int, turn: int | None, replaced: list[int]) -> None:
-    """Connect a new note with the examples that show it.
+def link_note(db: sqlite3.Connection, note: int, turn: int | None) -> None:
+    """Connect a note that was wished after a turn with the examples that show it.
 
-    These are the examples of the session in which it was wished, and those of the notes that it replaced and says again
-    in other words.
+    These are the examples of that session, and those of earlier notes of the same topic that were replaced and that it
+    says again, in the same or in other words.
     """
     db.execute(
         "INSERT OR IGNORE INTO example_notes (example, note) SELECT e.number, ? FROM notes e "
@@ -75,12 +78,14 @@ def link_note(db: sqlite3.Connection, note: int, turn: int | None, replaced: lis
         "AND t.session = (SELECT session FROM turns WHERE number = ?)",
         (note, turn),
     )
-    (text,) = db.execute("SELECT text FROM notes WHERE number = ?", (note,)).fetchone()
-    for older in replaced:
-        (old_text,) = db.execute("SELECT text FROM notes WHERE number = ?", (older,)).fetchone()
-        if says_the_same(text, old_text):
-            db.execute("UPDATE OR IGNORE example_notes SET note = ? WHERE note = ?", (note, older))
-            db.execute("DELETE FROM example_notes WHERE note = ?", (older,))
+    for older in db.execute(
+        "SELECT o.number, o.text, n.text AS new FROM notes n JOIN notes o ON o.owner = n.owner AND o.topic = n.topic "
+        "WHERE n.number = ? AND o.number != n.number AND o.question = '' AND o.reason LIKE ?",
+        (note, f"{REPLACED}%"),
+    ).fetchall():
+        if says_the_same(older["new"], older["text"]):
+            db.execute("UPDATE OR IGNORE example_notes SET note = ? WHERE note = ?", (note, older["number"]))
+            db.execute("DELETE FROM example_notes WHERE note = ?", (older["number"],))
 
 
 def says_the_same(text: str, older: str) -> bool:

@@ -333,7 +333,7 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
         if same.state is NoteState.RETIRED:
             _set_state(db, number, NoteState.ACTIVE)
     _replace(db, [note for note in older if note.number != number], number)
-    examples.link_note(db, number, turn, [note.number for note in older if note.number != number])
+    examples.link_note(db, number, turn)
     active = [note for note in _active(db, owner) if not note.pinned]
     for note in active[: max(0, len(_active(db, owner)) - MAX_NOTES)]:
         _set_state(db, note.number, NoteState.REMOVED, TOO_MANY)
@@ -342,7 +342,7 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
 def _replace(db: sqlite3.Connection, older: Sequence[Note], number: int) -> None:
     """Remove notes that a new note makes void."""
     for note in older:
-        _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
+        _set_state(db, note.number, NoteState.REMOVED, f"{examples.REPLACED}{number}")
 
 
 def _insert(

@@ -15,7 +15,7 @@ from openclaw_rl.api.capture.classify import SYSTEM_ROLES
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.wire import TextRequest
 from openclaw_rl.ledger import notes as kept
-from openclaw_rl.ledger.examples import BEST_ORIGINS
+from openclaw_rl.ledger.examples import WRITTEN_BY_OWNER
 from openclaw_rl.ledger.examples import shown as shown_notes
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
@@ -75,8 +75,8 @@ class NoteGiver:
       have the note, and a pinned note is never withheld. The same holds for examples; those that show a note are
       withheld with it.
     - Of many notes, those are given that apply to the request and are most like it, in at most `note_tokens` tokens.
-    - At most `max_examples` examples are given: those that show the most notes, then the best, then the likest. None
-      is given with tools, or if the prompt would take more than half of the context.
+    - At most `examples` examples are given: first what their owner wrote, then those that show the most notes, then the
+      likest. None is given with tools, or if the prompt would take more than half of the context.
     - A conversation that the model's template does not accept with notes, or that does not fit the context with them,
       is answered without them.
     """
@@ -237,11 +237,12 @@ class KnownNotes:
         active = {note.number for note in notes if note.state is NoteState.ACTIVE}
         scores = self._example_likeness.scores(request)
 
-        def rank(place: int) -> tuple[bool, int, int, float, int]:
+        def rank(place: int) -> tuple[bool, bool, int, float, int]:
             example = self._examples[place]
+            # What its owner wrote is better than what they once accepted of a model.
+            is_own = example.origin in WRITTEN_BY_OWNER
             shown = len(self.shown(example) & active)
-            origin = BEST_ORIGINS.index(example.origin)
-            return (not example.pinned, -shown, origin, -scores.get(place, 0.0), -place)
+            return (not example.pinned, not is_own, -shown, -scores.get(place, 0.0), -place)
 
         others = (place for place, example in enumerate(self._examples) if stems(example.question) != request)
         return [self._examples[place] for place in nsmallest(most, others, key=rank)][::-1]
