@@ -14,6 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from openclaw_rl.api.auth import ANYONE
+from openclaw_rl.ledger import notes
+from openclaw_rl.ledger.options import NotesOptions
 from support.live_page import ALICE, LivePage, live_page
 from support.lively_run import LOOKED, HalfWay, fill_page
 from support.process_stats import memory_mib
@@ -26,7 +29,10 @@ pytestmark = [
     pytest.mark.skipif("OPENCLAW_RL_BROWSER" not in os.environ, reason="make test-browser runs them"),
 ]
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)> \x1b[31m \u202eabc " + "א" * 50
-VIEWS = ("", "sessions", "sessions/1", "learning", "learning/12", "environments", f"screenshots/{LOOKED}", "compare")
+VIEWS = (
+    *("", "sessions", "sessions/1", "notes", "learning", "learning/12", "environments"),
+    *(f"screenshots/{LOOKED}", "compare"),
+)
 SECONDS = 60_000
 #: Contrast of all texts against what is behind them; returns those below the WCAG's bound.
 FAINT_TEXTS = """() => {
@@ -94,8 +100,13 @@ def tab(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[LivePage]:
-    with live_page(tiny_model, tmp_path_factory.mktemp("live"), operations=HalfWay()) as page:
+    app = {"operations": HalfWay(), "notes": NotesOptions()}
+    with live_page(tiny_model, tmp_path_factory.mktemp("live"), **app) as page:
         fill_page(page)
+        page.ledger.submit(notes.add, ANYONE, "Call the user Chef.").result(10)
+        pinned = page.ledger.submit(notes.add, ANYONE, HOSTILE[:300]).result(10)
+        page.ledger.submit(lambda db: notes.edit(db, pinned.number, pinned=True)).result(10)
+        page.ledger.submit(notes.add_example, ANYONE, "How does rain form?", "Chef, vapour cools and falls.").result(10)
         yield page
 
 
@@ -152,6 +163,30 @@ def test_everything_can_be_reached_with_the_keyboard(tab: Any, filled: LivePage)
         "Good answer",
         "Bad answer",
     } <= reached
+
+
+def test_notes_are_written_changed_and_removed_and_answers_corrected(tab: Any, filled: LivePage) -> None:
+    go(tab, filled.url, "notes")
+    tab.locator("summary", has_text="Add a wish").click()
+    tab.locator("input[name=text]").fill("Use metric units.")
+    tab.locator("form", has=tab.locator("input[name=text]")).locator("button").click()
+    wish = tab.locator("li.kept", has_text="Use metric units.")
+    wish.wait_for(timeout=SECONDS)
+    wish.locator("summary", has_text="Edit").click()
+    wish.locator("textarea").fill("Use SI units.")
+    wish.locator("button", has_text="Save").click()
+    changed = tab.locator("li.kept", has_text="Use SI units.")
+    changed.wait_for(timeout=SECONDS)
+    changed.locator("button", has_text="Remove").click()
+    tab.locator("dialog button", has_text=re.compile("Yes|Remove|OK", re.IGNORECASE)).last.click()
+    changed.wait_for(state="detached", timeout=SECONDS)
+    go(tab, filled.url, "sessions/1")
+    tab.locator("summary", has_text="Write it as you want it").first.click()
+    tab.locator("textarea[name=correction]").first.fill("Chef, as I want it.")
+    tab.locator("button", has_text="Keep it").first.click()
+    tab.locator("text=Kept as an example").first.wait_for(timeout=SECONDS)
+    go(tab, filled.url, "notes")
+    tab.locator("li.kept", has_text="Chef, as I want it.").wait_for(timeout=SECONDS)
 
 
 def test_what_happens_appears_without_a_reload(tab: Any, program: Program) -> None:

@@ -1,6 +1,7 @@
 """A response token by token: all of it, whole characters only, with the numbers that the learner had."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,8 @@ def test_tokens_of_another_model_are_not_shown_as_words(book: Book, tokenizer: C
     assert example.tokens.pieces == ()
     assert "another model wrote them" in example.tokens.note
     assert example.answer.startswith("answer ")
-    nonsense = book.put(State.READY, response_ids=[-5, 10**8], logprobs=[-1.0] * 2)
-    assert token_view(tokenizer.backend, book.read(nonsense), a_method("combine")).pieces == ()
+    nonsense = replace(book.read(turn), response_ids=[-5, 10**8], logprobs=[-1.0] * 2)
+    assert token_view(tokenizer.backend, nonsense, a_method("combine")).pieces == ()
 
 
 def test_of_an_endless_response_the_beginning_is_shown(book: Book, tokenizer: ChatTokenizer) -> None:

@@ -113,7 +113,8 @@ def test_the_first_hint_that_the_teacher_scored_is_the_one_that_teaches(book: Bo
 @pytest.mark.parametrize("logprobs", [[], OLD[:2]])
 def test_a_turn_whose_own_logprobs_are_missing_is_not_trained_on(book: Book, logprobs: list[float]) -> None:
     """Imported turns have none until the policy has scored them."""
-    turn = judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL, logprobs=logprobs)
+    scored = judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
+    turn = replace(scored, logprobs=logprobs)
     for method in (RL, OPD, BOTH):
         with pytest.raises(NoSignal, match="log-probs"):
             advantages(turn, method)
@@ -202,7 +203,7 @@ def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal
     book: Book, verdict: Verdict, kind: SampleKind, method: str, logprobs: list[float]
 ) -> None:
     """One number that is not finite would take the whole batch down with it."""
-    turn = judged(book, verdict, kind, logprobs=logprobs)
+    turn = replace(judged(book, verdict, kind), logprobs=logprobs)
     try:
         found = advantages(turn, a_method(method))
     except NoSignal:
