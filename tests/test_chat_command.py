@@ -173,7 +173,10 @@ def test_a_note_that_was_just_written_is_taken_back(
         def said() -> Iterator[str]:
             yield "Hello."
             assert bench.send("notes", {"text": "Answer in French."}).status_code == 200
-            yield from ("How are you?", "/undo", "/undo", "Good morning.")
+            yield "How are you?"
+            # Another note replaces it before it is taken back.
+            assert bench.send("notes", {"text": "Answer in German."}).status_code == 200
+            yield from ("/help", "/undo", "/undo", "Good morning.")
 
         monkeypatch.setattr("openclaw_rl.cli.chat.lines", said)
         assert main(["chat", "--run-dir", str(book.folder)]) == 0

@@ -327,6 +327,31 @@ def test_of_many_notes_those_are_given_that_are_most_like_the_request(bench: Rec
     assert len(given) < 202
 
 
+def retire(bench: Recording, *numbers: int) -> None:
+    for number in numbers:
+        change = ("UPDATE notes SET state = 'retired', changed = changed + 1 WHERE number = ?", (number,))
+        bench.ledger.submit(lambda db, change=change: db.execute(*change)).result(10)
+
+
+def test_what_is_retired_takes_the_place_of_nothing_that_is_given(bench: Recording) -> None:
+    retired = [note(bench, f"Say where hen {number} is: {'in the barn ' * 20}").number for number in range(30)]
+    active = note(bench, "Use metric units.")
+    hens = [example(bench, f"where is hen {number}?", "In the barn.").number for number in (1, 2)]
+    other = example(bench, "who built it?", "A man.")
+    retire(bench, *retired, *hens)
+    bench.say("hello", [user("where is the hen?")], SAM)
+    given = [one.number for one in bench.turns()[0].notes if one.given]
+    assert given == [active.number, other.number]
+
+
+def test_a_system_message_that_comes_later_leaves_the_notes_where_they_are(bench: Recording) -> None:
+    note(bench)
+    example(bench, "where is the hen?", "Chef, in the barn.")
+    answer = bench.say("hello", [user("hi")], SAM)
+    bench.say("again", [user("hi"), answer, {"role": "system", "content": "It is late."}, user("go on")], SAM)
+    assert_extends(*bench.turns())
+
+
 def correct(bench: Recording, headers: dict, **body: object) -> httpx.Response:
     return httpx.post(f"{bench.url}/v1/feedback", headers=headers, json=body)
 

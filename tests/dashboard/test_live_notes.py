@@ -48,8 +48,8 @@ def test_an_example_is_added_and_edited(page: LivePage) -> None:
     with page.visitor(ALICE) as alice:
         assert alice.do("notes", do="add", question="Where is it?", answer="Chef, there.").status_code == 200
         (example,) = kept(page, ALICE.name, examples=True)
-        assert alice.do("notes", do="edit", note=example.number, text="x" * 1000).status_code == 200
-        assert kept(page, ALICE.name, examples=True)[0].text == "x" * 1000
+        assert alice.do("notes", do="edit", note=example.number, text="x\r\n" * 1000).status_code == 200
+        assert kept(page, ALICE.name, examples=True)[0].text == "\n".join("x" * 1000)
 
 
 def test_somebody_else_sees_and_changes_nothing(page: LivePage) -> None:

@@ -111,6 +111,14 @@ def test_explicit_feedback_says_wishes_too_and_tools_do_not(book: Book) -> None:
     assert len(wishes_around(book.read(turn)).replied) == 1
 
 
+def test_a_correction_is_the_answer_that_was_wanted(book: Book) -> None:
+    """So the examples that the answer was given under did not hold."""
+    turn = came(book, user("what else?"))
+    completion = book.read(turn).completion
+    book.change(turns.add_feedback, "me", completion, 0, Feedback(-1.0, correction="Chef, hello."))
+    assert wishes_around(book.read(turn)).wanted == "Chef, hello."
+
+
 async def test_a_wish_in_an_opening_is_noted_when_it_is_said(book: Book) -> None:
     opening = [user("From now on answer in French. What is the capital of Italy?")]
     before = book.capture(a_turn(messages=[user("Call me Sam. What is the capital of Italy?")]))

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from sqlite3 import Connection
 
 import pytest
 
 from openclaw_rl.ledger import deletion, examples, notes, turns, verdicts
-from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
+from openclaw_rl.ledger.errors import CannotJudge, TooManyNotes, UnknownTurn
 from openclaw_rl.ledger.pages import session_summaries
 from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.types import (
@@ -48,10 +49,12 @@ def correct(book: Book, turn: int, text: str = WANTED, owner: str = "me") -> Non
     book.change(turns.add_feedback, owner, completion, 0, Feedback(-1.0, correction=text))
 
 
-def judge(book: Book, turn: int, score: float, *wishes: Wish, wanted: str = "") -> None:
+def judge(
+    book: Book, turn: int, score: float, *wishes: Wish, wanted: str = "", obeyed: Mapping[int, bool] | None = None
+) -> None:
     book.change(turns.set_next_state, turn, CAME)
     heard = len(load_turn(book.db, turn).feedback)
-    made = HeardWishes(tuple(replace(wish, said=time.time()) for wish in wishes), wanted)
+    made = HeardWishes(tuple(replace(wish, said=time.time()) for wish in wishes), wanted, obeyed or {})
     assert book.change(verdicts.record, turn, Verdict(score), SampleKind.RL, "", heard, None, made)
 
 
@@ -202,6 +205,65 @@ def test_an_answer_that_was_accepted_after_a_complaint_becomes_an_example(book: 
     assert (example.question, example.text, example.origin) == (ASKED, WANTED, NoteOrigin.IMPROVED)
 
 
+def test_an_answer_that_was_accepted_with_a_new_wish_does_not_show_it(book: Book) -> None:
+    """ "Thanks. And call me Chef from now on." """
+    judge(book, ask(book), 1.0, CHEF)
+    assert kept(book) == []
+
+
+def test_an_answer_that_was_accepted_before_a_wish_does_not_show_it(book: Book) -> None:
+    judge(book, ask(book, session="one"), -1.0, CHEF)
+    (chef,) = notes.of_owner(book.db, "me")
+    given = [ConversationNote(chef.number, chef.text, given=True)]
+    first = ask(book, answer=WANTED, session="two", notes=given)
+    judge(book, first, 1.0)
+    later = book.capture(a_turn(messages=[said(ASKED), answered(WANTED), said("Why?")], parent=first, session="two"))
+    judge(book, later, -1.0, Wish("Answer in one sentence.", "length", lasting=True))
+    (example,) = kept(book)
+    assert shown(book) == {example.number: {chef.number}}
+
+
+def test_an_accepted_answer_that_does_not_keep_to_a_note_is_no_example(book: Book) -> None:
+    judge(book, ask(book, session="one"), -1.0, CHEF)
+    (note,) = notes.of_owner(book.db, "me")
+    given = [ConversationNote(note.number, note.text, given=True)]
+    judge(book, ask(book, session="two", notes=given), 1.0, obeyed={note.number: False})
+    assert kept(book) == []
+
+
+def test_an_answer_that_is_rejected_after_all_is_no_example(book: Book) -> None:
+    judge(book, ask(book, session="one"), -1.0, CHEF)
+    (note,) = notes.of_owner(book.db, "me")
+    given = [ConversationNote(note.number, note.text, given=True)]
+    turn = ask(book, answer=WANTED, session="two", notes=given)
+    judge(book, turn, 1.0)
+    assert len(kept(book)) == 1
+    book.change(turns.add_feedback, "me", load_turn(book.db, turn).completion, 0, Feedback(-1.0))
+    assert book.change(verdicts.record, turn, Verdict(-1.0), SampleKind.RL, "", 1, None, HeardWishes())
+    assert kept(book) == []
+
+
+def test_examples_of_what_a_note_said_do_not_show_what_its_owner_makes_of_it(book: Book) -> None:
+    turn = ask(book)
+    correct(book, turn)
+    judge(book, turn, -1.0, CHEF)
+    (note,) = notes.of_owner(book.db, "me")
+    book.change(lambda db: notes.edit(db, note.number, text="Address me as Chef.", topic="address"))
+    assert shown(book) == {kept(book)[0].number: {note.number}}
+    book.change(lambda db: notes.edit(db, note.number, text="Call me Boss.", topic="address"))
+    (old,) = shown(book)[kept(book)[0].number]
+    assert [one.number for one in notes.of_owner(book.db, "me")] == [note.number] != [old]
+
+
+def test_a_retired_example_comes_back_with_its_note(book: Book) -> None:
+    turn = ask(book)
+    correct(book, turn)
+    judge(book, turn, -1.0, CHEF)
+    book.change(lambda db: db.execute("UPDATE notes SET state = ?", (NoteState.RETIRED,)))
+    judge(book, ask(book, session="later"), -1.0, CHEF)
+    assert [one.state for one in kept(book)] == [NoteState.ACTIVE]
+
+
 def test_what_was_cut_off_is_no_example(book: Book) -> None:
     judge(book, ask(book, session="one"), -1.0, CHEF)
     (note,) = notes.of_owner(book.db, "me")
@@ -226,6 +288,24 @@ def test_the_number_of_examples_is_bounded_and_corrections_stay(book: Book) -> N
     left = kept(book)
     assert len(left) == examples.MAX_EXAMPLES
     assert {one.origin for one in left} == {NoteOrigin.CORRECTED}
+    rows = book.db.execute("SELECT count(*) FROM notes WHERE question != ''").fetchone()[0]
+    assert rows == examples.MAX_EXAMPLES, "each accepted answer would leave one"
+    mine = book.change(notes.add_example, "me", ASKED, WANTED)
+    assert mine in kept(book), "what was just written stays, although corrections are better"
+    assert len(kept(book)) == examples.MAX_EXAMPLES
+
+
+def test_pinned_examples_are_bounded_too(book: Book) -> None:
+    def pin(db: Connection) -> Note:
+        return notes.add_example(db, "me", ASKED, WANTED, pinned=True)
+
+    for _ in range(examples.MAX_EXAMPLES):
+        book.change(pin)
+    with pytest.raises(TooManyNotes):
+        book.change(pin)
+    with pytest.raises(TooManyNotes):
+        book.change(notes.add_example, "me", ASKED, WANTED)
+    assert len(kept(book)) == examples.MAX_EXAMPLES
 
 
 def test_a_forgotten_session_takes_its_examples_along(book: Book) -> None:
@@ -234,6 +314,17 @@ def test_a_forgotten_session_takes_its_examples_along(book: Book) -> None:
     gone = [session.number for session in session_summaries(book.db, id="gone")]
     book.change(lambda db: deletion.delete_sessions(db, gone))
     assert [one.text for one in kept(book)] == ["Another."]
+
+
+def test_a_correction_stays_when_what_came_next_is_deleted(book: Book) -> None:
+    """It was sent as feedback, and not said in the message that is gone."""
+    corrected, said_so = ask(book, session="one"), ask(book, session="two")
+    correct(book, corrected)
+    judge(book, corrected, -1.0)
+    judge(book, said_so, -1.0, wanted="Chef, it is Paris.")
+    for turn in (corrected, said_so):
+        book.change(deletion.forget_next_state, turn, State.JUDGED)
+    assert [one.text for one in kept(book)] == [WANTED]
 
 
 def test_an_example_by_hand_can_be_edited_pinned_and_removed(book: Book) -> None:

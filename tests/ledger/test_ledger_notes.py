@@ -438,3 +438,35 @@ def test_forgetting_a_session_deletes_the_notes_that_it_made(book: Book) -> None
         with transaction(db):
             deletion.delete_sessions(db, [session.number for session in session_summaries(db, id="one")])
         assert [note.text for note in notes.of_owner(db)] == [SAM.instruction]
+
+
+def test_a_changed_note_changes_the_stamp(book: Book) -> None:
+    """Also if the clock was set back, and if one is pinned in place of another."""
+    one, other = (book.change(notes.add, "me", text) for text in ("Be kind.", "Use metric units."))
+    book.change(lambda db: notes.edit(db, other.number, pinned=True))
+    stamps = [notes.stamp(book.db, "me")]
+
+    def swap(db: sqlite3.Connection) -> None:
+        notes.edit(db, one.number, pinned=True)
+        notes.edit(db, other.number, pinned=False)
+
+    def age(db: sqlite3.Connection) -> None:
+        db.execute("UPDATE notes SET state = 'retired', changed = changed - 3600 WHERE number = ?", (one.number,))
+
+    for change in (swap, age, lambda db: notes.remove(db, one.number)):
+        book.change(change)
+        stamps.append(notes.stamp(book.db, "me"))
+    assert len(set(stamps)) == len(stamps)
+
+
+def test_a_note_that_is_written_again_stays_pinned(book: Book) -> None:
+    book.change(lambda db: notes.add(db, "me", "Be kind.", pinned=True))
+    assert book.change(notes.add, "me", "Be kind.").pinned
+
+
+def test_an_edited_note_that_does_not_name_its_scope_is_for_all_requests(book: Book) -> None:
+    wish = Wish("When asked for a recipe: use grams.", "units", lasting=True, scope="recipe")
+    judge(book, wish)
+    (note,) = notes.of_owner(book.db, "me")
+    assert book.change(lambda db: notes.edit(db, note.number, text="For recipes, use ounces.")).scope == "recipe"
+    assert book.change(lambda db: notes.edit(db, note.number, text="Use grams.")).scope == ""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ class Conversation:
         self.out = console()
         self._rated_id = ""
         """The id of the last answer, if it was complete."""
+        self._answer = ""
         self._shown_progress = ""
         self._notes: dict[int, str] = {}
         """The user's notes, by their number."""
@@ -124,10 +126,10 @@ class Conversation:
         return True
 
     def _undo(self) -> None:
-        if self._new_notes:
-            for number in self._new_notes:
-                self.client.ask("DELETE", f"/v1/notes/{number}")
-                self._say(f"Taken back: {self._notes.pop(number)}")
+        if new := {number: text for number in self._new_notes if (text := self._notes.pop(number, None))}:
+            for number, text in new.items():
+                if self._send(partial(self.client.ask, "DELETE", f"/v1/notes/{number}")):
+                    self._say(f"Taken back: {text}")
             self._new_notes = []
             return
         if not self.messages:
@@ -149,7 +151,7 @@ class Conversation:
         if not self._rated_id:
             self._say("There is no complete answer to edit.")
             return
-        answer = self.messages[-1]["content"]
+        answer = self._answer
         try:
             wanted = wanted or (in_editor(answer) if sys.stdin.isatty() else self._typed())
         except UserError as error:
@@ -170,7 +172,7 @@ class Conversation:
             typed.append(line)
         return "".join(typed).strip()
 
-    def _send(self, request: Callable[[], None]) -> bool:
+    def _send(self, request: Callable[[], object]) -> bool:
         """Send feedback. False if the server refuses it, which is then shown."""
         from openclaw_rl.client import ServerError
 
@@ -209,6 +211,7 @@ class Conversation:
             self._say(str(error), style="yellow")
             return
         writer.end()
+        self._answer = answer
         self._say(self._rated_id or "stopped; what is shown stays in the conversation")
         if answer:
             self.messages = [*messages, {"role": "assistant", "content": answer}]

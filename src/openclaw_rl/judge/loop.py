@@ -347,7 +347,7 @@ class JudgeLoop:
 def wishes_around(turn: StoredTurn) -> HeardWishes:
     """The lasting wishes in what the user said after a turn and in explicit feedback on it, and the notes it keeps to.
 
-    So is the answer that the user wanted, if they wrote it.
+    It also has the answer that the user wanted, if they wrote it.
 
     Results of tools yield none, and neither do episodes, where an environment speaks.
     """
@@ -361,6 +361,7 @@ def wishes_around(turn: StoredTurn) -> HeardWishes:
         for wish in read_wishes(text, case.request, case.response)
     ]
     wanted = [wanted for _text, wanted, _when in parts if wanted]
+    wanted += [word.correction for word in turn.feedback if word.correction and word.score < 0]
     answer = content_text(turn.message.get("content"))
     kept = {note.number: keeps(note.text, answer) for note in turn.notes if not note.question}
     shown = {number: result for number, result in kept.items() if result is not None}

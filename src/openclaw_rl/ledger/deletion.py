@@ -112,9 +112,11 @@ def forget_reactions(db: sqlite3.Connection, session: int, said: Sequence[str], 
 def forget_next_state(db: sqlite3.Connection, turn: int, state: State) -> None:
     """Remove a turn's next state, and what was made of it. Explicit feedback stays and is judged again."""
     db.execute("UPDATE turns SET next_state = NULL WHERE number = ?", (turn,))
-    # What the turn's own request asked for stays: that was said when the turn began.
+    # What the turn's own request asked for stays: that was said when the turn began. So does a correction.
     db.execute(
-        "DELETE FROM notes WHERE turn = ? AND said != (SELECT created FROM turns WHERE number = ?)", (turn, turn)
+        "DELETE FROM notes WHERE turn = ? AND said != (SELECT created FROM turns WHERE number = ?) "
+        "AND NOT (question != '' AND text IN (SELECT correction FROM feedback WHERE turn = ?))",
+        (turn, turn, turn),
     )
     db.execute("DELETE FROM hints WHERE turn = ?", (turn,))
     if state is State.APPLIED:

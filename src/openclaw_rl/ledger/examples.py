@@ -22,7 +22,6 @@ MAX_EXAMPLES = 50
 MAX_EXAMPLE_CHARACTERS = 4000
 #: Begins the reason of a note that another one replaced.
 REPLACED = "replaced by note "
-TOO_MANY = f"a user has at most {MAX_EXAMPLES} examples"
 #: The better ones replace the others, and are given first.
 BEST_ORIGINS = (NoteOrigin.CORRECTED, NoteOrigin.WRITTEN, NoteOrigin.IMPROVED, NoteOrigin.ACCEPTED)
 WRITTEN_BY_OWNER = BEST_ORIGINS[:2]
@@ -49,14 +48,22 @@ def keep_accepted(db: sqlite3.Connection, turn: int) -> None:
 
     It was accepted: at once, under notes, or after the user complained about an earlier answer to the same question.
     """
-    row = db.execute("SELECT parent, answer FROM turns WHERE number = ?", (turn,)).fetchone()
-    shown = _shown_notes(db, turn)
+    row = db.execute("SELECT parent FROM turns WHERE number = ?", (turn,)).fetchone()
+    shown = _shown_notes(db, turn, NoteOrigin.ACCEPTED)
     if not shown or all(_corrected(db, note) >= ENOUGH_CORRECTED for note in shown):
         return
     improved = row["parent"] is not None and _was_rejected(db, row["parent"])
     answer = _answer(db, turn)
     if answer and (improved or row["parent"] is None):
         _keep(db, turn, answer, NoteOrigin.IMPROVED if improved else NoteOrigin.ACCEPTED)
+
+
+def withdraw_accepted(db: sqlite3.Connection, turn: int) -> None:
+    """Delete a turn's answer as an example: it was accepted once, and is not any more."""
+    db.execute(
+        "DELETE FROM notes WHERE turn = ? AND question != '' AND NOT pinned AND origin IN (?, ?)",
+        (turn, NoteOrigin.IMPROVED, NoteOrigin.ACCEPTED),
+    )
 
 
 def is_answer(db: sqlite3.Connection, turn: int, text: str) -> bool:
@@ -69,14 +76,14 @@ def is_answer(db: sqlite3.Connection, turn: int, text: str) -> bool:
 def link_note(db: sqlite3.Connection, note: int, turn: int | None) -> None:
     """Connect a note that was wished after a turn with the examples that show it.
 
-    These are the examples of that session, and those of earlier notes of the same topic that were replaced and that it
-    says again, in the same or in other words.
+    These are the examples of that session, without answers that were accepted before the wish, and those of earlier
+    notes of the same topic that were replaced and that it says again, in the same or in other words.
     """
     db.execute(
         "INSERT OR IGNORE INTO example_notes (example, note) SELECT e.number, ? FROM notes e "
-        "JOIN turns t ON t.number = e.turn WHERE e.question != '' "
+        "JOIN turns t ON t.number = e.turn WHERE e.question != '' AND (e.origin = ? OR e.turn > ?) "
         "AND t.session = (SELECT session FROM turns WHERE number = ?)",
-        (note, turn),
+        (note, NoteOrigin.CORRECTED, turn, turn),
     )
     for older in db.execute(
         "SELECT o.number, o.text, n.text AS new FROM notes n JOIN notes o ON o.owner = n.owner AND o.topic = n.topic "
@@ -108,21 +115,29 @@ def shown(db: sqlite3.Connection, owner: str) -> dict[int, set[int]]:
     return notes
 
 
-def bound(db: sqlite3.Connection, owner: str) -> None:
-    """Remove the examples of an owner that are more than MAX_EXAMPLES: the worst origin first, then the oldest."""
+def retired(db: sqlite3.Connection, note: int) -> list[int]:
+    """The retired examples that show a note."""
+    query = "SELECT e.number FROM example_notes l JOIN notes e ON e.number = l.example WHERE l.note = ? AND e.state = ?"
+    return [row["number"] for row in db.execute(query, (note, NoteState.RETIRED))]
+
+
+def bound(db: sqlite3.Connection, owner: str, spared: int | None = None) -> bool:
+    """Delete the examples of an owner that are more than MAX_EXAMPLES: the worst origin first, then the oldest.
+
+    Pinned ones and the one that is `spared` stay. False if these are too many. Rows are not kept, as they are of notes:
+    every accepted answer would leave one.
+    """
     rows = db.execute(
         "SELECT number, origin, pinned FROM notes WHERE owner = ? AND question != '' AND state != ?",
         (owner, NoteState.REMOVED),
     ).fetchall()
     free = sorted(
-        (row for row in rows if not row["pinned"]),
+        (row for row in rows if not row["pinned"] and row["number"] != spared),
         key=lambda row: (-BEST_ORIGINS.index(NoteOrigin(row["origin"])), row["number"]),
     )
-    for row in free[: max(0, len(rows) - MAX_EXAMPLES)]:
-        db.execute(
-            "UPDATE notes SET state = ?, reason = ?, changed = ? WHERE number = ?",
-            (NoteState.REMOVED, TOO_MANY, time.time(), row["number"]),
-        )
+    too_many = max(0, len(rows) - MAX_EXAMPLES)
+    db.executemany("DELETE FROM notes WHERE number = ?", [(row["number"],) for row in free[:too_many]])
+    return len(free) >= too_many
 
 
 def question_of(db: sqlite3.Connection, turn: int, answer: str) -> str:
@@ -174,18 +189,20 @@ def _keep(db: sqlite3.Connection, turn: int, answer: str, origin: NoteOrigin) ->
         (owner, answer, turn, now, now, NoteState.ACTIVE, now, origin, whole_text(question)),
     ).fetchone()["number"]
     db.executemany(
-        "INSERT INTO example_notes (example, note) VALUES (?, ?)", [(number, note) for note in _shown_notes(db, turn)]
+        "INSERT INTO example_notes (example, note) VALUES (?, ?)",
+        [(number, note) for note in _shown_notes(db, turn, origin)],
     )
     bound(db, owner)
 
 
-def _shown_notes(db: sqlite3.Connection, turn: int) -> list[int]:
-    """The notes in use that an accepted answer to a turn's question keeps to."""
+def _shown_notes(db: sqlite3.Connection, turn: int, origin: NoteOrigin) -> list[int]:
+    """The notes in use that an example of a turn shows: a correction may also know what was wished after the answer."""
     rows = db.execute(
         "SELECT n.number FROM turns t JOIN notes n ON n.question = '' AND n.state != ? AND ("
         " n.number IN (SELECT note FROM turn_notes WHERE turn = t.notes_from AND given)"
-        " OR n.turn IN (SELECT number FROM turns s WHERE s.session = t.session)) WHERE t.number = ?",
-        (NoteState.REMOVED, turn),
+        " OR n.turn IN (SELECT number FROM turns s WHERE s.session = t.session AND (? OR s.number < t.number))"
+        " OR (n.turn = t.number AND n.said <= t.created)) WHERE t.number = ?",
+        (NoteState.REMOVED, origin is NoteOrigin.CORRECTED, turn),
     )
     return [row["number"] for row in rows]
 

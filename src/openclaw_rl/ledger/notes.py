@@ -18,6 +18,7 @@ from openclaw_rl.types import (
     Turn,
     TurnKind,
     Wish,
+    scope_stems,
 )
 
 #: Notes of one user that are kept.
@@ -31,7 +32,7 @@ TOO_MANY = f"a user has at most {MAX_NOTES} notes"
 #: Begins the topic of a note that its owner wrote and that cannot be read as a wish; its text follows.
 WRITTEN = "written/"
 NO_OUTCOMES = NoteOutcomes()
-Stamp = tuple[float | None, ...]
+Stamp = tuple[float | str | None, ...]
 IN_USE = (NoteState.ACTIVE, NoteState.RETIRED)
 
 
@@ -73,7 +74,7 @@ def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinne
     if same is not None:
         _set_state(db, same["number"], NoteState.ACTIVE)
         _say(db, same["number"], time.time())
-        return edit(db, same["number"], pinned=pinned)
+        return edit(db, same["number"], pinned=pinned or None)
     if len(_active(db, owner)) >= MAX_NOTES:
         raise TooManyNotes(f"There are {MAX_NOTES} notes already, which is the most: remove one first.")
     older = [note for note in map(_bare, _in_use(db, owner)) if not note.pinned and contradicts(wish, note)]
@@ -83,10 +84,11 @@ def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinne
 
 
 def add_example(db: sqlite3.Connection, owner: str, question: str, answer: str, *, pinned: bool = False) -> Note:
-    """Write an example by its owner's hand; the oldest of too many is removed."""
+    """Write an example by its owner's hand; of too many, another one is deleted. Raises TooManyNotes."""
     asked = example_text(question)
     number = _insert(db, owner, example_text(answer), "", None, time.time(), question=asked, pinned=pinned)
-    examples.bound(db, owner)
+    if not examples.bound(db, owner, spared=number):
+        raise TooManyNotes(f"There are {examples.MAX_EXAMPLES} pinned examples, which is the most: remove one first.")
     return load(db, number)
 
 
@@ -101,16 +103,21 @@ def edit(
 ) -> Note:
     """Change a note; with `owner`, only if it is this owner's. Raises UnknownNote.
 
-    A new text starts its counts anew; so does pinning a retired note, which is then given again.
+    A new text starts its counts anew; so does pinning a retired note, which is then given again. A note that no longer
+    names its scope is for all requests. Examples of what it said before are not given with what it says now.
     """
     note = load(db, number, owner)
     new = None if text is None else example_text(text) if note.question else one_line(text)
     if new is not None and new != note.text:
+        if not note.question and not examples.says_the_same(new, note.text):
+            _leave_examples(db, note)
         topic = "" if note.question else topic or WRITTEN + new
+        scope = note.scope if any(stem in new.casefold() for stem in scope_stems(note.scope)) else ""
         now = time.time()
         db.execute(
-            "UPDATE notes SET text = ?, topic = ?, state = ?, reason = '', changed = ?, said = ? WHERE number = ?",
-            (new, topic, NoteState.ACTIVE, now, now, number),
+            "UPDATE notes SET text = ?, topic = ?, scope = ?, state = ?, reason = '', changed = ?, said = ? "
+            "WHERE number = ?",
+            (new, topic, scope, NoteState.ACTIVE, now, now, number),
         )
     if pinned is not None:
         db.execute("UPDATE notes SET pinned = ? WHERE number = ?", (pinned, number))
@@ -148,9 +155,15 @@ def for_new_conversation(db: sqlite3.Connection, owner: str) -> list[Note]:
 
 
 def stamp(db: sqlite3.Connection, owner: str) -> Stamp:
-    """Differs whenever `for_new_conversation` or the notes that examples show may do."""
-    query = "SELECT count(*), max(number), max(changed), max(said), total(pinned) FROM notes WHERE owner = ?"
-    return tuple(db.execute(query, (owner,)).fetchone())
+    """Differs whenever `for_new_conversation` or the notes that examples show may do.
+
+    An example comes to show another note only when that note is written or said again.
+    """
+    query = (
+        "SELECT count(*), total(number), total(changed), total(said), group_concat(number) FILTER (WHERE pinned) "
+        "FROM notes WHERE owner = ? AND state IN (?, ?)"
+    )
+    return tuple(db.execute(query, (owner, *IN_USE)).fetchone())
 
 
 def conversations(db: sqlite3.Connection, notes: Sequence[int]) -> dict[int, int]:
@@ -232,9 +245,11 @@ def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, w
     was_given = {note.number: note.given for note in of_conversation(db, turn)[1]}
     for wish in wishes.replied:
         _keep(db, row["owner"], wish, turn, was_given)
-    if score is not None and score < 0 and wishes.wanted:
-        examples.keep_correction(db, turn, wishes.wanted)
-    elif score is not None and score > 0:
+    if score is not None and score < 0:
+        examples.withdraw_accepted(db, turn)
+        if wishes.wanted:
+            examples.keep_correction(db, turn, wishes.wanted)
+    elif score is not None and score > 0 and not wishes.replied and all(wishes.kept.values()):
         examples.keep_accepted(db, turn)
     if row["notes_from"] == turn:
         for number in note_outcomes.retirable(db, turn):
@@ -332,6 +347,8 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
         _say(db, number, wish.said)
         if same.state is NoteState.RETIRED:
             _set_state(db, number, NoteState.ACTIVE)
+            for example in examples.retired(db, number):
+                _set_state(db, example, NoteState.ACTIVE)
     _replace(db, [note for note in older if note.number != number], number)
     examples.link_note(db, number, turn)
     active = [note for note in _active(db, owner) if not note.pinned]
@@ -343,6 +360,14 @@ def _replace(db: sqlite3.Connection, older: Sequence[Note], number: int) -> None
     """Remove notes that a new note makes void."""
     for note in older:
         _set_state(db, note.number, NoteState.REMOVED, f"{examples.REPLACED}{number}")
+
+
+def _leave_examples(db: sqlite3.Connection, note: Note) -> None:
+    """Leave the examples of a note that its owner changes with what it said, as a note that was replaced."""
+    if db.execute("SELECT 1 FROM example_notes WHERE note = ?", (note.number,)).fetchone():
+        old = _insert(db, note.owner, note.text, note.topic, note.turn, note.said, scope=note.scope)
+        db.execute("UPDATE example_notes SET note = ? WHERE note = ?", (old, note.number))
+        _set_state(db, old, NoteState.REMOVED, f"{examples.REPLACED}{note.number}")
 
 
 def _insert(

@@ -6,7 +6,6 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import chain
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 NOTES_HEADER = "x-notes"
 NOTES_OFF = ("off", "0", "false", "no")
 
-
 #: A request with examples in its prompt takes at most this share of the context, so that there is room to go on.
 MAX_SHARE_WITH_EXAMPLES = 0.5
 #: Owners whose notes are kept in memory, the last ones.
@@ -38,8 +36,8 @@ MAX_KNOWN_OWNERS = 256
 STEM_LETTERS = 5
 #: A shorter word of a scope must be a word of the request; this many letters may be a part of one.
 MIN_PART_LETTERS = 4
-#: Characters of a request in which words of scopes are looked for.
-MAX_SCOPE_CHARACTERS = 4000
+#: Characters of a request that notes and examples are compared with.
+MAX_COMPARED_CHARACTERS = 4000
 _WORD = re.compile(r"\w{3,}|\d+")
 
 
@@ -93,7 +91,7 @@ class NoteGiver:
         known = self._known_notes(incoming.owner)
         if not known.states:
             return RequestNotes()
-        words = last_words(incoming.chat.messages)
+        words = last_words(incoming.chat.messages)[:MAX_COMPARED_CHARACTERS]
         request = stems(words)
         notes = known.choose_notes(words, request, self.options.note_tokens)
         examples = [] if incoming.chat.tools else known.choose_examples(request, notes, self.options.examples)
@@ -106,8 +104,7 @@ class NoteGiver:
         }
 
         def is_given(note: Note) -> bool:
-            in_use = note.pinned or note.state is NoteState.ACTIVE
-            return in_use and note.number not in withheld and not known.shown(note) & withheld
+            return is_given_at_all(note) and note.number not in withheld and not known.shown(note) & withheld
 
         return RequestNotes(
             [ConversationNote(note.number, note.text, is_given(note), note.question) for note in chosen]
@@ -203,7 +200,10 @@ class KnownNotes:
         self._scoped = [place for place in self._newest if self._notes[place].scope]
         self._scopes = {place: scope_stems(self._notes[place].scope) for place in self._scoped}
         self._note_likeness = WordLikeness([note.text for note in self._notes])
+        # The others are not given. They are recorded as withheld, so that a complaint brings them back.
+        self._retired = [place for place in self._newest if not is_given_at_all(self._notes[place])]
         self._examples = [note for note in in_use if note.question and (note.pinned or self._is_wanted(note))]
+        self._asked = [stems(example.question) for example in self._examples]
         self._example_likeness = WordLikeness([example.question for example in self._examples])
 
     def shown(self, example: Note) -> set[int]:
@@ -214,16 +214,18 @@ class KnownNotes:
         """The notes that apply to a request, in the order in which they began; the best if they are too many.
 
         `words` are those of the request, and `request` their stems. The notes have at most `room` tokens. Pinned ones
-        come first, then those with a scope, then the likest, then the newest.
+        come first, then those with a scope, then the likest, then the newest; retired ones have the room that is left.
         """
-        said = words[:MAX_SCOPE_CHARACTERS].casefold()
+        said = words.casefold()
         said_stems = scope_stems(said) if self._scopes else frozenset()
         scores = self._note_likeness.scores(request)
         best = sorted(scores, key=lambda place: -scores[place])
         ranks = (self._pinned, self._scoped, best, self._newest)
+        retired = set(self._retired)
+        given = (place for place in chain.from_iterable(ranks) if place not in retired)
         others = {place for place, scope in self._scopes.items() if not applies(scope, said, said_stems)}
         chosen: set[int] = set()
-        for place in chain.from_iterable(ranks):
+        for place in chain(given, self._retired):
             cost = self._tokens[place]
             if room < self._fewest_tokens:
                 break
@@ -244,13 +246,20 @@ class KnownNotes:
             shown = len(self.shown(example) & active)
             return (not example.pinned, not is_own, -shown, -scores.get(place, 0.0), -place)
 
-        others = (place for place, example in enumerate(self._examples) if stems(example.question) != request)
+        others = (place for place, asked in enumerate(self._asked) if asked != request)
         return [self._examples[place] for place in nsmallest(most, others, key=rank)][::-1]
 
     def _is_wanted(self, example: Note) -> bool:
-        """Whether an example shows no note that was removed, and not only notes that the policy does without."""
+        """Whether an example is active, shows no note that was removed, and not only notes that are retired."""
+        if example.state is not NoteState.ACTIVE:
+            return False
         found = [self.states.get(number, NoteState.REMOVED) for number in self.shown(example)]
         return NoteState.REMOVED not in found and (not found or NoteState.ACTIVE in found)
+
+
+def is_given_at_all(note: Note) -> bool:
+    """Whether a note is given where it is not withheld; False if it is retired."""
+    return note.pinned or note.state is NoteState.ACTIVE
 
 
 class WordLikeness:
@@ -277,7 +286,6 @@ class WordLikeness:
         return scores
 
 
-@lru_cache(4096)
 def stems(text: str) -> frozenset[str]:
     """The words of a text, as far as they are compared."""
     return frozenset(word.lower()[:STEM_LETTERS] for word in _WORD.findall(text))
@@ -308,20 +316,20 @@ def takes_notes(incoming: IncomingRequest, kind: TurnKind) -> bool:
 
 
 def with_notes(messages: Sequence[Message], notes: Sequence[str], default_system: str = "") -> list[Message]:
-    """A conversation with notes at the end of its first system message, a line for each.
+    """A conversation with notes at the end of the system message that it begins with, a line for each.
 
     They stand there as instructions. Under a heading that says where they come from, a small model keeps to them half
     as often (docs/results/notes.md).
 
-    What stands before them stays as it is, so that a cached prefix is used. If there is no system message, one is
-    added, which begins with the text that the model's template would write in its place (`default_system`).
+    What stands before them stays as it is, so that a cached prefix is used. If it does not begin with one, one is
+    added, which begins with the text that the model's template would write in its place (`default_system`). A system
+    message that comes later may be a new one, and prompts must extend each other.
     """
     block = "\n".join(notes)
-    place = next((i for i, message in enumerate(messages) if message["role"] in SYSTEM_ROLES), None)
-    if place is None:
+    if not messages or messages[0]["role"] not in SYSTEM_ROLES:
         return [{"role": "system", "content": joined(default_system, block)}, *messages]
-    text = content_text(messages[place].get("content"))
-    return [*messages[:place], {**messages[place], "content": joined(text, block)}, *messages[place + 1 :]]
+    first, *others = messages
+    return [{**first, "content": joined(content_text(first.get("content")), block)}, *others]
 
 
 def joined(text: str, block: str) -> str:

@@ -134,7 +134,8 @@ async def correct(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple
 
 def text_in(fields: Fields, name: str, longest: int) -> str:
     """A text of a form. Raises PageProblem."""
-    text = fields.get(name, "").strip()
+    # Browsers send the line ends of a form as two signs.
+    text = fields.get(name, "").replace("\r\n", "\n").strip()
     if not text or len(text) > longest:
         raise PageProblem(400, f"Write 1 to {longest} characters.")
     return text
