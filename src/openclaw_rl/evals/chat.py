@@ -70,14 +70,14 @@ class Chat:
         """Tell a server of this package which answer was wanted instead of one. Raises ServerError."""
         await self._api.call("POST", "/v1/feedback", {"id": answer_id, "correction": wanted}, seconds=self._timeout)
 
-    async def note(self, text: str) -> None:
-        """Write a note on a server of this package. Raises ServerError."""
-        await self._api.call("POST", "/v1/notes", {"text": text}, seconds=self._timeout)
+    async def note(self, text: str, scope: str = "") -> None:
+        """Write a note on a server of this package, for requests with a word of `scope`. Raises ServerError."""
+        await self._api.call("POST", "/v1/notes", {"text": text, "scope": scope}, seconds=self._timeout)
 
     async def notes(self) -> list[str]:
         """The notes that a server of this package has of this key's owner. Raises ServerError."""
         response = await self._api.call("GET", "/v1/notes", seconds=self._timeout)
-        return [note["text"] for note in response.json()["data"]]
+        return [note["text"] for note in response.json()["data"] if note["object"] == "note"]
 
     async def ask(
         self,

@@ -63,10 +63,15 @@ def load(db: sqlite3.Connection, number: int, owner: str | None = None) -> Note:
     return _note(db, row)
 
 
-def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinned: bool = False) -> Note:
-    """Write a note by its owner's hand; it replaces others of its topic, except pinned ones. Raises TooManyNotes."""
-    text = one_line(text)
-    wish = Wish(text, topic or WRITTEN + text, lasting=True)
+def add(
+    db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinned: bool = False, scope: str = ""
+) -> Note:
+    """Write a note by its owner's hand; it replaces others of its topic, except pinned ones. Raises TooManyNotes.
+
+    `scope` has words of the requests that it is for; empty: all.
+    """
+    text, scope = one_line(text), one_line(scope)
+    wish = Wish(text, topic or WRITTEN + text, lasting=True, scope=scope)
     same = db.execute(
         "SELECT number FROM notes WHERE owner = ? AND text = ? AND question = '' AND state IN (?, ?)",
         (owner, text, *IN_USE),
@@ -78,7 +83,7 @@ def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinne
     if len(_active(db, owner)) >= MAX_NOTES:
         raise TooManyNotes(f"There are {MAX_NOTES} notes already, which is the most: remove one first.")
     older = [note for note in map(_bare, _in_use(db, owner)) if not note.pinned and contradicts(wish, note)]
-    number = _insert(db, owner, text, wish.topic, None, time.time(), pinned=pinned)
+    number = _insert(db, owner, text, wish.topic, None, time.time(), pinned=pinned, scope=scope)
     _replace(db, older, number)
     return load(db, number)
 

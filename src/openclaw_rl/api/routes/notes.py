@@ -16,6 +16,8 @@ from openclaw_rl.types import Note
 
 router = APIRouter()
 
+MAX_SCOPE_CHARACTERS = 100
+
 
 def not_blank(text: str) -> str:
     if not notes.one_line(text):
@@ -33,6 +35,8 @@ class NoteRequest(WireModel):
     """An instruction; with a question, the answer as wanted."""
     question: NoteText | None = None
     """Makes it an example: what was asked."""
+    scope: Annotated[str, Field(max_length=MAX_SCOPE_CHARACTERS)] = ""
+    """Words of the requests that a note is for; empty: all."""
     pinned: bool = False
 
     @model_validator(mode="after")
@@ -75,7 +79,8 @@ async def add_note(request: Request) -> dict[str, Any]:
             return encode(await made)
     topic = await server.operations.topic_of(body.text)
     with refusals_of_ledger("Notes cannot be read or changed"):
-        return encode(await ledger.write(notes.add, owner, body.text, topic, pinned=body.pinned))
+        added = ledger.write(notes.add, owner, body.text, topic, pinned=body.pinned, scope=body.scope)
+        return encode(await added)
 
 
 @router.patch("/v1/notes/{number}", openapi_extra=body_schema(NoteChange))

@@ -122,7 +122,7 @@ class WishMeasurement:
         """Examine the model without notes, and then with the wish's own."""
         before, noted, *_ = EXAMS
         await self._examine(before, NOTED, notes=False)
-        await self.people[NOTED].note(self.wish.note)
+        await self.people[NOTED].note(self.wish.note, " ".join(sorted(self.wish.scope)))
         await self._examine(noted, NOTED)
 
     async def _examine_corrections(self) -> None:
@@ -137,7 +137,7 @@ class WishMeasurement:
             if not self.outcome.corrections:
                 self.outcome.note_was_read = bool(await chat.notes())
                 if not self.outcome.note_was_read:
-                    await chat.note(self.wish.note)
+                    await chat.note(self.wish.note, " ".join(sorted(self.wish.scope)))
             self.outcome.corrections += 1
             await self._examine(left.pop(0), SHOWN)
             if not left:
