@@ -150,7 +150,7 @@ def test_an_answer_is_written_as_it_was_wanted(
     assert book.read(3).messages[-1]["content"] == "And now?", "the lines of a correction are no messages"
     shown = capsys.readouterr().out
     assert "no complete answer to edit" in shown
-    assert shown.count("Kept as an example") == 2
+    assert shown.count("Recorded.") == 2, "a server without notes shows nobody an example"
 
 
 def test_an_answer_is_edited_in_an_editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,14 +164,14 @@ def test_an_answer_is_edited_in_an_editor(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_note_that_was_just_written_is_taken_back(
-    tiny_model: Path, book: Book, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running(Bench(tiny_model, book.ledger, notes=NotesOptions())) as bench:
         lock = RunDirLock(book.folder)
         lock.tell(bench.url)
 
         def said() -> Iterator[str]:
-            yield "Hello."
+            yield from ("Hello.", "/edit Chef, hello.")
             assert bench.send("notes", {"text": "Answer in French."}).status_code == 200
             yield "How are you?"
             # Another note replaces it before it is taken back.
@@ -183,6 +183,7 @@ def test_a_note_that_was_just_written_is_taken_back(
         lock.close()
     assert book.ledger.read(of_owner) == []
     assert [m["content"] for m in book.read(3).messages] == ["Hello.", "hello world", "Good morning."]
+    assert "Kept as an example" in capsys.readouterr().out
 
 
 def test_an_exchange_is_taken_back(bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,9 +313,9 @@ class Client:
         """Rate an answer: `up` or `down`, and why."""
         self.ask("POST", "/v1/feedback", {"id": answer_id, "thumb": thumb, "text": text})
 
-    def correct(self, answer_id: str, wanted: str) -> None:
-        """Say what an answer should have been. It is kept as an example for your next conversations."""
-        self.ask("POST", "/v1/feedback", {"id": answer_id, "correction": wanted})
+    def correct(self, answer_id: str, wanted: str) -> bool:
+        """Say what an answer should have been. Whether it is now an example for your next conversations."""
+        return bool(self.ask("POST", "/v1/feedback", {"id": answer_id, "correction": wanted})["example"])
 
     def chat(self, messages: Sequence[Mapping[str, str]], **fields: Any) -> Iterator[dict[str, Any]]:
         """The pieces of an answer, as they are written. `fields` are further fields of the request."""

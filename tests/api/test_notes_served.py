@@ -356,12 +356,18 @@ def correct(bench: Recording, headers: dict, **body: object) -> httpx.Response:
     return httpx.post(f"{bench.url}/v1/feedback", headers=headers, json=body)
 
 
+def test_a_correction_where_tools_are_used_is_said_to_be_no_example(bench: Recording) -> None:
+    bench.say("In the barn.", [user("where is the hen?")], SAM, tools=TOOLS)
+    body = {"id": bench.last_id, "correction": "Chef, in the barn."}
+    assert correct(bench, SAM, **body).json() == {"id": bench.last_id, "status": "recorded", "example": False}
+
+
 def test_a_correction_is_given_from_the_next_conversation_on(bench: Recording) -> None:
     bench.say("In the barn.", [user("where is the hen?")], SAM)
     (turn,) = bench.turns()
     body = {"id": turn.completion, "correction": "Chef, in the barn."}
     assert correct(bench, KIM, **body).status_code == 404
-    assert correct(bench, SAM, **body).json() == {"id": turn.completion, "status": "recorded"}
+    assert correct(bench, SAM, **body).json() == {"id": turn.completion, "status": "recorded", "example": True}
     bench.say("hello", [user("where is the fox?")], SAM)
     assert "Chef, in the barn." in bench.shown()
     (stored,) = [one for one in bench.turns() if one.completion == turn.completion]

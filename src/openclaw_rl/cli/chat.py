@@ -159,8 +159,10 @@ class Conversation:
             return
         if not wanted or wanted == answer:
             self._say("Nothing was changed.")
-        elif self._send(lambda: self.client.correct(self._rated_id, wanted)):
-            self._say("Kept as an example, from your next conversation on (/new).")
+            return
+        kept: list[bool] = []
+        if self._send(lambda: kept.append(self.client.correct(self._rated_id, wanted))):
+            self._say("Kept as an example, from your next conversation on (/new)." if kept[0] else "Recorded.")
 
     def _typed(self) -> str:
         """Lines that are typed, up to one that is only a full stop."""

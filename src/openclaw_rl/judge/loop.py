@@ -183,6 +183,8 @@ class JudgeLoop:
             if wishes:
                 await self.ledger.write(notes.keep_asked, turn, wishes)
             self._heard = turn
+            # After a start there may be thousands, and requests must not wait for all of them.
+            await asyncio.sleep(0)
 
     def _start_ready(self, changed: asyncio.Event) -> None:
         """Start to judge as many ready turns as there are free workers."""

@@ -38,9 +38,11 @@ _NEGATIONS = re.compile(
 )
 
 
-def keep_correction(db: sqlite3.Connection, turn: int, answer: str) -> None:
-    """Keep the answer that somebody wanted in place of a turn's as an example."""
+def keep_correction(db: sqlite3.Connection, turn: int, answer: str) -> bool:
+    """Keep the answer that somebody wanted in place of a turn's as an example. False if it cannot be one."""
     _keep(db, turn, answer, NoteOrigin.CORRECTED)
+    query = "SELECT 1 FROM notes WHERE turn = ? AND question != '' AND text = ? AND state != ?"
+    return db.execute(query, (turn, whole_text(answer.strip()), NoteState.REMOVED)).fetchone() is not None
 
 
 def keep_accepted(db: sqlite3.Connection, turn: int) -> None:

@@ -201,10 +201,11 @@ def set_logprobs(
     )
 
 
-def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
+def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> bool:
     """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn and CannotJudge.
 
-    A correction is kept as an example in the same transaction, also if the turn has been trained on.
+    A correction is kept as an example in the same transaction, also if the turn has been trained on. Returns whether
+    there is one now: where tools are used, or if the question is too long, there is none.
     """
     row = db.execute(
         "SELECT t.number, t.session, t.state, t.kind, t.kind_reason, t.reason, "
@@ -229,14 +230,14 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
         "INSERT INTO feedback (turn, score, text, source, created, correction) VALUES (?, ?, ?, ?, ?, ?)",
         (row["number"], feedback.score, feedback.text, feedback.source, time.time(), whole_text(feedback.correction)),
     )
-    if feedback.correction:
-        examples.keep_correction(db, row["number"], feedback.correction)
+    is_example = bool(feedback.correction) and examples.keep_correction(db, row["number"], feedback.correction)
     if state in ALREADY_USED:
-        return
+        return is_example
     # If its session has ended, it must be settled once more.
     db.execute("UPDATE sessions SET settled = 0 WHERE number = ?", (row["session"],))
     if state is not State.READY and state is not State.CAPTURED:
         move(db, row["number"], State.READY)
+    return is_example
 
 
 def find_ancestor(

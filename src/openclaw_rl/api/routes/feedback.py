@@ -1,6 +1,6 @@
 """How good answers were: feedback on one, the reward of an episode, and the end of a session."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
@@ -96,15 +96,19 @@ class RewardRequest(WireModel):
 
 
 @router.post("/v1/feedback", openapi_extra=body_schema(FeedbackRequest))
-async def feedback(request: Request) -> dict[str, str]:
-    """Rate an answer: the id of its completion, and a score, a thumb or the answer that you wanted."""
+async def feedback(request: Request) -> dict[str, Any]:
+    """Rate an answer: the id of its completion, and a score, a thumb or the answer that you wanted.
+
+    After a correction, `example` says whether your next conversations are shown it.
+    """
     server = server_of(request)
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse_feedback(content)
     with refusals_of_ledger("Feedback cannot be stored"):
-        await server.ledger().write(add_feedback, owner, body.id, body.choice, body.feedback())
-    return {"id": body.id, "status": "recorded"}
+        is_example = await server.ledger().write(add_feedback, owner, body.id, body.choice, body.feedback())
+    shown = {} if body.correction is None else {"example": is_example and server.service.uses_notes}
+    return {"id": body.id, "status": "recorded", **shown}
 
 
 @router.post("/v1/sessions/{name:path}/close")

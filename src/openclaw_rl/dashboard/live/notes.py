@@ -128,8 +128,10 @@ async def correct(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple
     with rating_problems():
         feedback = Feedback(-1.0, correction=wanted)
         write = ledger_of(dashboard).write
-        await write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
-    return "Kept as an example, from your next conversation on.", ""
+        is_example = await write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
+    if is_example and dashboard.server.service.uses_notes:
+        return "Kept as an example, from your next conversation on.", ""
+    return "Recorded as your verdict. It is no example, as with tools or a very long question.", ""
 
 
 def text_in(fields: Fields, name: str, longest: int) -> str:
