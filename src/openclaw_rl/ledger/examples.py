@@ -181,7 +181,7 @@ def _keep(db: sqlite3.Connection, turn: int, answer: str, origin: NoteOrigin) ->
         "SELECT s.owner FROM turns t JOIN sessions s ON s.number = t.session WHERE t.number = ?", (turn,)
     ).fetchone()
     for row in db.execute("SELECT number, text, origin, state FROM notes WHERE turn = ? AND question != ''", (turn,)):
-        if row["text"] == answer or BEST_ORIGINS.index(row["origin"]) < BEST_ORIGINS.index(origin):
+        if row["text"] == answer or BEST_ORIGINS.index(NoteOrigin(row["origin"])) < BEST_ORIGINS.index(origin):
             return
         db.execute("DELETE FROM notes WHERE number = ?", (row["number"],))
     now = time.time()

@@ -106,6 +106,11 @@ class NoteOrigin(StrEnum):
     IMPROVED = "accepted after a complaint"
     ACCEPTED = "accepted under notes"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "NoteOrigin":
+        """What is stored of a damaged row counts as the least."""
+        return cls.ACCEPTED
+
 
 @dataclass(frozen=True, slots=True)
 class NoteOutcomes:
