@@ -70,7 +70,7 @@ def test_the_service_of_the_docs_reads_its_variables() -> None:
     variables = dict(line.split("=", 1) for line in written.splitlines())
     loaded = load_config({}, variables)
     origins = set(loaded.origins.values())
-    assert all(f"environment {name}" in origins for name in variables if name != "HF_HOME")
+    assert all(f"environment {name}" in origins for name in variables if name != "HOME")
     assert [key.name for key in loaded.config.server.user_keys] == ["alice", "bob"]
     assert loaded.config.server.host == "127.0.0.1"
 

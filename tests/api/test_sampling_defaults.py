@@ -39,7 +39,7 @@ def test_the_embedded_model_ends_an_answer_that_repeats_itself(tiny_model: Path,
         (asked,) = bench.post({**HELLO, "max_tokens": 4000}).json()["choices"]
         written = bench.script(bench.sampler.requests[0], 0)
     assert cut["finish_reason"] == "length"
-    assert 3 <= cut["message"]["content"].count("lazy") <= 5
+    assert 3 <= cut["message"]["content"].count("lazy") <= 7
     assert (asked["finish_reason"], asked["message"]["content"].strip()) == ("stop", bench.says.strip())
     turn = book.read(1)
     assert (turn.finish_reason, turn.message["content"]) == ("length", cut["message"]["content"])
@@ -50,9 +50,12 @@ def test_the_embedded_model_ends_an_answer_that_repeats_itself(tiny_model: Path,
 @pytest.mark.parametrize(
     ("tokens", "is_loop"),
     [
-        ([1] * 25, True),
-        ([1] * 24, False),
-        ([1, 2, 3] * 9, True),
+        ([1] * 51, True),
+        ([1] * 50, False),
+        ([1, 2, 3] * 18, True),
+        # A list of 15 zeros, and six equal rows of a table.
+        ([1, 2, 3] * 15, False),
+        ([*range(9)] * 6, False),
         ([*range(50)] * 3, True),
         ([*range(50), *range(49), 99] * 2, False),
         ([*range(50)] * 2, False),

@@ -251,6 +251,13 @@ def test_who_tries_wrong_keys_has_to_wait_and_nobody_else(
     assert max(ended.values()) - started > 2.9 * auth.TRY_SECONDS
 
 
+@pytest.mark.parametrize("sent", ["x:y", "2001:db8::1::2", "1.2.3.4:x", "z" * 4000, "fe80::1%eth0"])
+def test_a_wrong_key_is_refused_whatever_a_proxy_says_of_its_address(page: LivePage, sent: str) -> None:
+    headers = {"Authorization": "Bearer wrong", "X-Forwarded-For": sent}
+    assert httpx.get(page.url + "/v1/notes", headers=headers).status_code == 401
+    assert len(auth.source_of({"client": (sent, 0)})) < 50
+
+
 async def test_what_is_kept_of_wrong_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(scope: Scope, _receive: Receive, send: Send) -> None:
         scope[auth.WRONG_KEY] = True

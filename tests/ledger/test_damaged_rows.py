@@ -279,3 +279,23 @@ def test_a_flipped_bit_in_a_message_is_found_whatever_it_makes_of_it(tmp_path: P
         assert reason.startswith("damaged: ")
         ledger.submit(deletion.delete_answer, "me", ledger.read(turns.load_turn, other).completion).result()
         ledger.close()
+
+
+def test_a_damaged_state_is_a_sentence_for_whoever_rates_or_deletes(book: Book) -> None:
+    said = {"role": "user", "content": "Shorter, please."}
+    before = book.capture(a_turn(completion="first"))
+    book.change(turns.set_next_state, before, [said])
+    book.capture(a_turn(completion="second", messages=[said]))
+    book.change(lambda db: db.execute("UPDATE turns SET state = 'reaey' WHERE number = ?", (before,)))
+    with pytest.raises(DamagedTurn, match=f"turn {before} is damaged"):
+        book.change(turns.add_feedback, "me", "first", 0, Feedback(1.0))
+    book.change(deletion.delete_answer, "me", "second")
+    assert book.rows("SELECT next_state FROM turns") == [(None,)]
+
+
+def test_policies_that_a_damaged_number_made_each_others_parents_stop_no_claim(book: Book) -> None:
+    turn = book.put(State.READY, version=5)
+    book.change(verdicts.record, turn, Verdict(1.0, Source.LLM), SampleKind.RL, "", 0)
+    book.change(training.add_policy, 5, 6)
+    book.change(training.add_policy, 6, 5)
+    assert book.change(training.claim, 1, 0, 9) == [turn]

@@ -128,9 +128,12 @@ class SlowGuesses:
 
 
 def source_of(scope: Scope) -> str:
-    """Where a request comes from. One client can have all addresses of an IPv6 network."""
-    address = (scope.get("client") or ("",))[0]
-    return str(ip_network(f"{address}/64", strict=False)) if ":" in address and "%" not in address else str(address)
+    """Where a request comes from; empty if a proxy names no address. One client can have a whole IPv6 network."""
+    try:
+        address = ip_address((scope.get("client") or ("",))[0].partition("%")[0])
+    except ValueError:
+        return ""
+    return str(address) if address.version == 4 else str(ip_network(f"{address}/64", strict=False))
 
 
 class LoopbackOnly:

@@ -121,7 +121,7 @@ def refusals_of_ledger(unavailable: str) -> Iterator[None]:
 
 def from_router(request: Request, error: HTTPException) -> ApiError:
     """The error for a path or method that the server does not have."""
-    absent = f"There is no {request.method} {request.scope['path']} here"
+    absent = f"There is no {request.method} {path_of(request)} here"
     headers = dict(error.headers) if error.headers else None
     if error.status_code == 404:
         meant = path_meant(request)

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     asyncio.run(source.close())
     show(driver, origins, settings, source.about)
     if server.url:
-        console().print(f"The server at {server.facts['url']} would answer.", soft_wrap=True)
+        console().print(f"The server at {server.facts['url']} would be used.", markup=False, soft_wrap=True)
         return 0
     started = options.program.parse_args(["serve", "--dry-run", *server.arguments])
     return int(started.run(started))
@@ -86,7 +86,8 @@ def show(driver: DriverOptions, origins: Mapping[str, str], settings: Mapping[st
     table = Table("option", "value", "from", title="Episodes", title_justify="left")
     for name, field in FIELDS.items():
         value = getattr(driver, name)
-        table.add_row(flag(name), shown_default(field) if value == field.default else shown(value), origins[name])
+        said = shown_default(field) if value == field.default else shown(value)
+        table.add_row(flag(name), escape(said), escape(origins[name]))
     for name, value in settings.items():
         if name not in FIELDS:
             table.add_row(f"--env-arg {name}", escape(str(value)), "flag")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CannotDelete
-from openclaw_rl.ledger.packing import unpack_messages
+from openclaw_rl.ledger.packing import known, unpack_messages
 from openclaw_rl.ledger.schema import transaction
 from openclaw_rl.ledger.sessions import move
 from openclaw_rl.ledger.tokens import packed_sequence
@@ -106,7 +106,7 @@ def forget_reactions(db: sqlite3.Connection, session: int, said: Sequence[str], 
             continue
         if row["state"] == State.BATCHED:
             raise CannotDelete(f"The turn before {completion} is being trained on: try again later.")
-        forget_next_state(db, row["number"], State(row["state"]))
+        forget_next_state(db, row["number"], known(State, row["state"], State.DROPPED))
 
 
 def forget_next_state(db: sqlite3.Connection, turn: int, state: State) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import time
 
 from openclaw_rl.ledger.errors import DamagedTurn, damage
-from openclaw_rl.ledger.packing import unpack_message, whole_text
+from openclaw_rl.ledger.packing import known, unpack_message, whole_text
 from openclaw_rl.ledger.sessions import load_messages
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
@@ -123,6 +123,11 @@ def retired(db: sqlite3.Connection, note: int) -> list[int]:
     return [row["number"] for row in db.execute(query, (note, NoteState.RETIRED))]
 
 
+def rank(origin: str) -> int:
+    """The place of an example's origin, the best first; a damaged one is last."""
+    return BEST_ORIGINS.index(known(NoteOrigin, origin, NoteOrigin.ACCEPTED))
+
+
 def bound(db: sqlite3.Connection, owner: str, spared: int | None = None) -> bool:
     """Delete the examples of an owner that are more than MAX_EXAMPLES: the worst origin first, then the oldest.
 
@@ -135,7 +140,7 @@ def bound(db: sqlite3.Connection, owner: str, spared: int | None = None) -> bool
     ).fetchall()
     free = sorted(
         (row for row in rows if not row["pinned"] and row["number"] != spared),
-        key=lambda row: (-BEST_ORIGINS.index(NoteOrigin(row["origin"])), row["number"]),
+        key=lambda row: (-rank(row["origin"]), row["number"]),
     )
     too_many = max(0, len(rows) - MAX_EXAMPLES)
     db.executemany("DELETE FROM notes WHERE number = ?", [(row["number"],) for row in free[:too_many]])
@@ -181,7 +186,7 @@ def _keep(db: sqlite3.Connection, turn: int, answer: str, origin: NoteOrigin) ->
         "SELECT s.owner FROM turns t JOIN sessions s ON s.number = t.session WHERE t.number = ?", (turn,)
     ).fetchone()
     for row in db.execute("SELECT number, text, origin, state FROM notes WHERE turn = ? AND question != ''", (turn,)):
-        if row["text"] == answer or BEST_ORIGINS.index(NoteOrigin(row["origin"])) < BEST_ORIGINS.index(origin):
+        if row["text"] == answer or rank(row["origin"]) < rank(origin):
             return
         db.execute("DELETE FROM notes WHERE number = ?", (row["number"],))
     now = time.time()

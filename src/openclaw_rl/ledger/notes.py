@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from openclaw_rl.ledger import examples, note_outcomes
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
-from openclaw_rl.ledger.packing import common_prefix, pack_ids, whole_text
+from openclaw_rl.ledger.packing import common_prefix, known, pack_ids, whole_text
 from openclaw_rl.types import (
     ConversationNote,
     HeardWishes,
@@ -441,13 +441,13 @@ def _bare(row: sqlite3.Row, given: NoteOutcomes = NO_OUTCOMES, withheld: NoteOut
         row["turn"],
         row["created"],
         row["said"],
-        NoteState(row["state"]),
+        known(NoteState, row["state"], NoteState.REMOVED),
         row["reason"],
         row["changed"],
         bool(row["pinned"]),
         given,
         withheld,
-        NoteOrigin(row["origin"]),
+        known(NoteOrigin, row["origin"], NoteOrigin.SAID),
         row["question"],
         row["scope"],
     )

@@ -30,7 +30,7 @@ _MADE_BY = "(SELECT max(u.step) FROM updates u WHERE u.version = {} AND u.outcom
 #: The step that produced a policy version or, if none did, the version that it was made from: an earlier policy that
 #: serves again has a new number.
 STEP_OF = (
-    f"coalesce((WITH RECURSIVE line (version, step) AS (SELECT {{0}}, {_MADE_BY.format('{0}')} UNION ALL "
+    f"coalesce((WITH RECURSIVE line (version, step) AS (SELECT {{0}}, {_MADE_BY.format('{0}')} UNION "
     f"SELECT p.parent, {_MADE_BY.format('p.parent')} FROM policies p JOIN line ON p.version = line.version "
     "WHERE line.step IS NULL) SELECT max(step) FROM line), 0)"
 )

@@ -202,7 +202,7 @@ def set_logprobs(
 
 
 def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> bool:
-    """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn and CannotJudge.
+    """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn, CannotJudge, DamagedTurn.
 
     A correction is kept as an example in the same transaction, also if the turn has been trained on. Returns whether
     there is one now: where tools are used, or if the question is too long, there is none.
@@ -221,7 +221,8 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
         raise CannotJudge(
             "This turn is part of an episode, which is rewarded as a whole: POST /v1/sessions/{id}/reward."
         )
-    state = State(row["state"])
+    with damage(row["number"]):
+        state = State(row["state"])
     if state in ALREADY_USED and not feedback.correction:
         raise CannotJudge("This turn has already been trained on.")
     if feedback.correction and examples.is_answer(db, row["number"], feedback.correction):

@@ -19,7 +19,7 @@ from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, dashboard_of, redirect
 from openclaw_rl.learn.rollback import finish_deletions
 from openclaw_rl.ledger.deletion import delete_sessions
-from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
+from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, DamagedTurn, LedgerUnusable, UnknownTurn
 from openclaw_rl.ledger.pages import find_session, find_turns, row_number
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.status import plural
@@ -149,7 +149,7 @@ def rating_problems() -> Iterator[None]:
         yield
     except UnknownTurn as error:
         raise PageProblem(404, str(error)) from error
-    except CannotJudge as error:
+    except (CannotJudge, DamagedTurn) as error:
         raise PageProblem(409, str(error)) from error
 
 
