@@ -12,6 +12,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from openclaw_rl.api import auth
+from openclaw_rl.api.options import ServerOptions
 from openclaw_rl.dashboard.live import access, reads
 from support.harness import wait_for
 from support.live_page import ALICE, BOB, LivePage, live_page
@@ -273,6 +274,7 @@ async def test_what_is_kept_of_wrong_keys_is_bounded(monkeypatch: pytest.MonkeyP
 
     sent: list[Message] = []
     slow = auth.SlowGuesses(refuse)
+    assert ServerOptions().max_connections_per_address > 2 * auth.MAX_WAITING, "others have connections too"
     monkeypatch.setattr(auth, "MAX_SOURCES", 3)
     monkeypatch.setattr(auth, "MAX_WAITING", 2)
     monkeypatch.setattr(auth, "MAX_WAIT_SECONDS", 0.2)

@@ -23,8 +23,9 @@ WRONG_KEY = "openclaw_rl.wrong_key"
 FREE_TRIES, TRY_SECONDS = 10, 0.5
 #: The longest delay of an answer.
 MAX_WAIT_SECONDS = 5.0
-#: The most answers that wait, and the most sources that are remembered.
-MAX_WAITING, MAX_SOURCES = 500, 1000
+#: The most answers that wait, and the most sources that are remembered. An answer that waits keeps its connection, and
+#: behind a proxy all connections come from one address: most of --max-connections-per-address is left to others.
+MAX_WAITING, MAX_SOURCES = 100, 1000
 #: These change nothing, and a browser does not show their answers to a page of another site.
 READING_METHODS = ("GET", "HEAD")
 #: A server has few names, and few pages use it.
@@ -95,7 +96,8 @@ class SlowGuesses:
 
     - A right key is never delayed, whatever others send, also from the same address.
     - An address may try `FREE_TRIES` wrong keys at once. After that, each has to wait for the one before it.
-    - An answer waits at most `MAX_WAIT_SECONDS`. Addresses that are remembered, and answers that wait, are bounded.
+    - An answer waits at most `MAX_WAIT_SECONDS`. Addresses that are remembered, and answers that wait, are bounded:
+      further ones are not delayed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
