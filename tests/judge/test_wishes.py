@@ -58,6 +58,37 @@ def test_reads_wishes_that_it_was_not_tuned_on() -> None:
     assert recall >= 0.7
 
 
+def read_rightly(name: str) -> tuple[float, float, float]:
+    """Of a set of an author who had not seen the rules: wishes read rightly, read wrongly, and notes from what is none.
+
+    A note is right if it has a word of each of the groups of `needs`, and none of `forbids`.
+    """
+    lines = Path(__file__).with_name(name).read_text("utf-8").splitlines()
+    right = wrong = false = wished = 0
+    for case in map(json.loads, lines):
+        notes = [one for one in read_wishes(case["message"], case["question"], case["answer"]) if one.lasting]
+        text = " ".join(one.instruction for one in notes).lower()
+        fits = all(any(word in text for word in words) for words in case["needs"])
+        fits = fits and not any(word in text for word in case["forbids"])
+        wished += bool(case["wish"])
+        right += bool(case["wish"] and notes and fits)
+        wrong += bool(case["wish"] and notes and not fits)
+        false += bool(notes and not case["wish"])
+    return right / wished, wrong / wished, false / (len(lines) - wished)
+
+
+def test_reads_lasting_wishes_in_ordinary_words() -> None:
+    """The sealed half was never looked at."""
+    right, wrong, false = read_rightly("lasting_wishes_tuning.jsonl")
+    assert right >= 0.9
+    assert wrong <= 0.03
+    assert false <= 0.03
+    right, wrong, false = read_rightly("lasting_wishes_sealed.jsonl")
+    assert right >= 0.56
+    assert wrong <= 0.16
+    assert false <= 0.11
+
+
 def persona_of_the_tutorial(folder: Path) -> Persona:
     text = TUTORIAL.read_text("utf-8")
     written = text[text.index("# pirate.toml") :].partition("```")[0]
@@ -246,6 +277,31 @@ def test_a_wish_can_be_taken_back(said: str, back: str) -> None:
 
 @pytest.mark.parametrize("said", ["Don't call me tomorrow.", "Stop calling me at night.", "No me llames mañana."])
 def test_a_call_is_no_name(said: str) -> None:
+    assert lasting(said) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "instruction"),
+    [
+        ("You forgot to call me Chef.", "Call the user Chef."),
+        ("Where is the TL;DR?", "Include the TL;DR."),
+        ("We use tabs here, not spaces.", "Use tabs, not spaces."),
+        ("My name is Sam, not user.", "Call the user Sam."),
+        ("Code only. I don't need the explanation.", "Code only."),
+        ("There's no TL;DR in that. Add one next time.", "There's no TL;DR in that. Add one next time."),
+        (
+            "I'm on Linux, so never give me Windows steps.",
+            "The user is on Linux, so never give the user Windows steps.",
+        ),
+        ("Don't repeat my question, I know.", "Don't repeat the user's question"),
+    ],
+)
+def test_a_wish_in_ordinary_words_keeps_what_it_says(said: str, instruction: str) -> None:
+    assert instruction in " ".join(wish.instruction for wish in lasting(said))
+
+
+@pytest.mark.parametrize("said", ["Make this paragraph shorter.", "In Italian please, it's for the card to nonna."])
+def test_a_wish_about_one_text_is_no_lasting_wish(said: str) -> None:
     assert lasting(said) == []
 
 

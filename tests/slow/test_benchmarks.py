@@ -10,7 +10,7 @@ import pytest
 from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
-QUICK = ["freeze", "ledger", "scale", "serving"]
+QUICK = ["freeze", "ledger", "scale", "serving", "wish_weights"]
 SLOWER = [
     "constrained",
     "engines",

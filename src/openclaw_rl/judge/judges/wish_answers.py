@@ -16,15 +16,9 @@ from operator import attrgetter
 from typing import Any
 
 from openclaw_rl.judge.judges.base import Case, Said, UserWords
+from openclaw_rl.judge.rules.grammar import all_grammars, grammars_for
 from openclaw_rl.judge.rules.text import QUOTATION, mask_quotations, normalise, shorten, without_code
-from openclaw_rl.judge.rules.wishes import (
-    MOST_WISHES,
-    all_grammars,
-    grammars_for,
-    is_unsafe,
-    topic_of,
-    without_material,
-)
+from openclaw_rl.judge.rules.wishes import MOST_WISHES, is_unsafe, topic_of, without_material
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
 from openclaw_rl.types import HeardWishes, Note, Source, StoredTurn, Wish, scope_stems

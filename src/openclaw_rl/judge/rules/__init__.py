@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.judge.rules.comparison import content_words
+from openclaw_rl.judge.rules.grammar import all_grammars
 from openclaw_rl.judge.rules.hints import all_form_rules, instruct
 from openclaw_rl.judge.rules.phrases import all_languages
 from openclaw_rl.judge.rules.tool_results import read_tool_results
 from openclaw_rl.judge.rules.verdict import NEGATIVE, Reading, ReplyKind, read_user
-from openclaw_rl.judge.rules.wishes import all_grammars, read_wish_as_complaint, read_wishes, split_wanted
+from openclaw_rl.judge.rules.wishes import read_wish_as_complaint, read_wishes, split_wanted
 from openclaw_rl.rendering.chat import content_text
 
 __all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "read_wishes", "ready", "split_wanted"]

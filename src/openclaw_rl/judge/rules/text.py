@@ -5,7 +5,11 @@ import unicodedata
 
 #: Characters of a long message that are read. People give their opinion at the beginning or at the end.
 HEAD, TAIL = 500, 250
-QUOTATION = re.compile(r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^”“»」』\n]{1,200}[”“»」』]")
+QUOTATION = re.compile(
+    r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^”“»」』\n]{1,200}[”“»」』]"
+    # Single quotation marks are also apostrophes: within a quotation they stand between letters.
+    r"|(?<!\w)['‘](?=\w)[^'’\n]{1,100}(?:['’]\w[^'’\n]{0,100}){0,3}['’](?!\w)"
+)
 #: A word; in scripts without spaces, a character.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 

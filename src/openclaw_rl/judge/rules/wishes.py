@@ -2,35 +2,16 @@
 
 A wish is an imperative, or a part of one, about how to answer. A request to do something is none. Code, quotations,
 material that a message brings along, reports of what others say, and words for a judge yield none.
-
-The `[wishes]` tables of the phrase files say how wishes are phrased in each language. All values are regular
-expressions over normalised text, with the word groups of the file's `[words]`:
-
-- lead, tail: courtesy and introductions ("could you", "from now on") before and after a wish; they are removed
-- split: where a clause ends, besides commas, colons and semicolons
-- standing, once: the wish is for all answers, or for one
-- follow_up: a question that only asks for more of this answer: an example, details, sources
-- reported: the sentence reports what others say
-- never: clauses that look like a wish but are none
-- document: a request for a text or a program, whose form a wish after it is about
-- wanted: words before the answer that the user wanted ("It should say:")
-- unsafe: words that try to change whom the assistant obeys
-- wishes: clauses that are wishes in the user's words; standing_wishes: only in a sentence with `standing`
-- after_wish: clauses that are wishes after another wish of the same message
-- rewritten: clauses that become a wish: `when`, and `say` with the groups of `when`; with `undoes`, the wish takes back
-  an earlier one that has the words of the groups
-- about_user: how words about the speaker are said about "the user": `when`, and `say` with the groups of `when`
-- topics: `name`, and the words (`when`) that show the topic; the first that matches counts
 """
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, cached_property
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from openclaw_rl.judge.rules.grammar import WishGrammar, all_grammars, grammars_for
 from openclaw_rl.judge.rules.hints import form_wishes
-from openclaw_rl.judge.rules.phrases import SCRIPTS, all_small_words, expand, tables, word_list
+from openclaw_rl.judge.rules.phrases import all_small_words
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
     Message,
@@ -51,6 +32,7 @@ from openclaw_rl.judge.rules.text import (
     without_code,
 )
 from openclaw_rl.judge.rules.verdict import Reading, ReplyKind, read_user
+from openclaw_rl.judge.rules.weighing import Rewriting, WeighedSentence, Weighing, quotes
 from openclaw_rl.types import Wish
 
 #: Characters of an instruction. A longer one is a text, not a wish.
@@ -58,13 +40,10 @@ MAX_CHARACTERS = 200
 #: Wishes of one message. A message with more of them is a text that somebody pasted.
 MOST_WISHES = 4
 _MOST_CLAUSES = 8
+#: The weight of a sentence that is a wish beside another one.
+_SURE = 1.5
 _MOST_STRIPPED = 10
-#: Words of a topic that no table names.
-_MOST_TOPIC_WORDS = 3
-#: With fewer small words of any language, all languages of the script are tried.
-_FEW_SMALL_WORDS = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
-_WORD = re.compile(r"\w+")
 _CLAUSE_END = re.compile(r"[,;:](?=\s)|[\uff0c\uff1b\uff1a\u3001]|\s[-\u2013\u2014]\s|[()]")
 _EDGES = " \t\n,;:.!?\u2026-\u2013\u2014\"'()\u3002\uff01\uff1f\uff0c\uff1b\uff1a\u3001"
 _ENDS = " \t\n,;:!\u2026-\u2013\u2014(\u3002\uff01\uff0c\uff1b\uff1a\u3001."
@@ -108,73 +87,12 @@ class WishFound(NamedTuple):
     """As in a `Wish`."""
 
 
-class LatePatterns(dict[str, re.Pattern[str]]):
-    """The entries of a language's `[wishes]` that are one pattern. Each is compiled at its first use."""
-
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._table = table
-
-    def __missing__(self, name: str) -> re.Pattern[str]:
-        return self.setdefault(name, re.compile(expand(self._table["wishes"][name], self._table)))
-
-
-class WishGrammar:
-    """How wishes are phrased in one language. Most of it is compiled when a text is read that may be in it."""
-
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        """`table`: a phrase file that has `[wishes]`."""
-        self._table = table
-        self.script = SCRIPTS[table["script"]]
-        self.small_words = word_list(table, "small_words")
-        #: Words that say nothing about the topic of a wish.
-        self.topic_noise = self.small_words | word_list(table, "words_of_asking")
-        self.patterns = LatePatterns(table)
-
-    @cached_property
-    def wishes(self) -> Mapping[str, Sequence[re.Pattern[str]]]:
-        """Lists of clauses that are wishes."""
-        given = self._table["wishes"]
-        return {name: list(map(self._compiled, given[name])) for name in ("wishes", "standing_wishes", "after_wish")}
-
-    @cached_property
-    def rewritten(self) -> Sequence[tuple[re.Pattern[str], str, bool]]:
-        given = self._table["wishes"]["rewritten"]
-        return [(self._compiled(one["when"]), one["say"], one.get("undoes", False)) for one in given]
-
-    @cached_property
-    def about_user(self) -> Sequence[tuple[re.Pattern[str], str]]:
-        return [(self._compiled(one["when"]), one["say"]) for one in self._table["wishes"]["about_user"]]
-
-    @cached_property
-    def topics(self) -> Sequence[tuple[re.Pattern[str], str]]:
-        return [(self._compiled(one["when"]), one["name"]) for one in self._table["wishes"]["topics"]]
-
-    def _compiled(self, phrase: str) -> re.Pattern[str]:
-        return re.compile(expand(phrase, self._table))
-
-    def compile(self) -> None:
-        """Compile everything now."""
-        _ = self.wishes, self.rewritten, self.about_user, self.topics
-        for name, value in self._table["wishes"].items():
-            if isinstance(value, str):
-                _ = self.patterns[name]
-
-    def topic(self, normalised: str) -> str:
-        """What a normalised clause is about: a named topic, or its first content words."""
-        named = next((name for when, name in self.topics if when.search(normalised)), None)
-        return named or " ".join(self.content(normalised)[:_MOST_TOPIC_WORDS]) or "other"
-
-    def content(self, normalised: str) -> list[str]:
-        """The words of a normalised clause that say what it is about."""
-        return [word for word in _LETTERS.findall(normalised) if word not in self.topic_noise]
-
-
-def read_wishes(text: str, request: str = "", response: str = "") -> list[Wish]:
+def read_wishes(text: str, request: str = "", response: str = "", weighs: bool = True) -> list[Wish]:
     """The wishes in a user's message, at most one for each topic.
 
     `request` and `response` are the turn before the message, if there was one. A message that repeats the request with
     a wish complains about the answer. If the request asked for a text or a program, wishes about form are about that.
+    `weighs`: what no pattern describes is weighed.
     """
     if is_unsafe(text):
         return []
@@ -182,17 +100,23 @@ def read_wishes(text: str, request: str = "", response: str = "") -> list[Wish]:
     addition = without_request(words, request)
     message = read_message(without_material(addition or words))
     reading = read_user(request, response, text)
-    about_document = any(one.patterns["document"].search(normalise(shorten(request))) for one in all_grammars())
-    about_this_answer = is_follow_up(message)
+    about_document = asks_for_document(request)
+    weighed, grammar = weigh(message.words, response, about_document)
+    about_this_answer = is_follow_up(message) or weighed.about_one_text
     wishes: list[Wish] = []
     for found in form_wishes_of(complaint(message, reading, words, addition), response):
         conditional = about_document or about_this_answer
         add_wish(wishes, found, lasts(found, message.words, bool(addition), conditional))
     topics = {wish.topic.partition("/")[0] for wish in wishes}
     asked = False
+    # What patterns have read.
+    covered = [(0, len(message.words))] if wishes else []
     for sentence in message.sentences:
         in_sentence = list(read_sentence_wishes(sentence, message, bool(wishes)))
+        if weighed.stated and grammar and needs_context(sentence, weighed.stated, grammar):
+            in_sentence = [found for found in in_sentence if found.undoes]
         asks_too = bool(in_sentence) and not addition and asks_after_colon(sentence, message)
+        covered += [(sentence.start, sentence.end)] * bool(in_sentence)
         for found in in_sentence:
             personal = found.topic in _PERSONAL
             if reading.kind in _CONTENT and not (found.standing or personal):
@@ -205,7 +129,64 @@ def read_wishes(text: str, request: str = "", response: str = "") -> list[Wish]:
             if found.topic.partition("/")[0] not in topics:
                 add_wish(wishes, found, lasting)
         asked = asked or (not addition and not in_sentence and begins_something_new(sentence, message.lexicon))
+    # Praise, and wishes that were read as wishes for one answer, say nothing about others.
+    once = (bool(wishes) or reading.kind in _CONTENT) and not weighed.standing
+    lasting = any(wish.lasting for wish in wishes)
+    if weighs and grammar and not (is_follow_up(message) or (once and not lasting)):
+        # Beside a wish that patterns read, only other sentences count.
+        stated = [one for one in weighed.stated if not lasting or (one.weight > _SURE and not overlaps(one, covered))]
+        for found in said_wish(stated, message.words, response, grammar):
+            add_wish(wishes, found, lasting=True)
     return wishes if len(wishes) <= MOST_WISHES else []
+
+
+def asks_for_document(request: str) -> bool:
+    """Whether a request is for a text or a program."""
+    return any(grammar.patterns["document"].search(normalise(shorten(request))) for grammar in all_grammars())
+
+
+def weigh(words: str, response: str, about_document: bool) -> tuple[Weighing, WishGrammar | None]:
+    """Weigh a message in its likeliest language; without a grammar if that has no signals to weigh."""
+    likely = grammars_for(normalise(words))
+    counts = [len(_LETTERS.findall(normalise(words))) - len(grammar.content(normalise(words))) for grammar in likely]
+    for grammar, count in zip(likely, counts, strict=True):
+        if grammar.scale and count and count == max(counts):
+            return grammar.scale.weigh(words, response, about_document), grammar
+    return Weighing(0.0, [], False, False), None
+
+
+def overlaps(said: WeighedSentence, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether a sentence is in any of some parts of the message."""
+    return any(said.start < end and start < said.end for start, end in spans)
+
+
+def needs_context(sentence: Sentence, stated: Sequence[WeighedSentence], grammar: WishGrammar) -> bool:
+    """Whether a clause of a sentence says too little: "Add one next time", "I'm on Linux, so no Windows steps"."""
+    assert grammar.scale
+    there = any(overlaps(one, [(sentence.start, sentence.end)]) for one in stated)
+    return there and grammar.scale.patterns["context"].search(sentence.normalised) is not None
+
+
+def said_wish(
+    stated: Sequence[WeighedSentence], words: str, response: str, grammar: WishGrammar
+) -> Iterator[WishFound]:
+    """The wish of a message in the user's words: the sentences that state it, as many as an instruction may have."""
+    said = {one: found for one in stated if (found := restate(words[one.start : one.end], response, grammar))}
+    while sum(len(found.instruction) + 1 for found in said.values()) > MAX_CHARACTERS:
+        del said[min(said, key=lambda one: one.weight)]
+    if said:
+        best = max(said, key=lambda one: one.weight)
+        yield said[best]._replace(instruction=" ".join(found.instruction for found in said.values()))
+
+
+def restate(sentence: str, response: str, grammar: WishGrammar) -> WishFound | None:
+    """A sentence that states a wish, as an instruction."""
+    assert grammar.scale
+    words = grammar.scale.without_courtesy(" ".join(sentence.split()))
+    if quotes(words, response) and not mask_quotations(words).strip("_ .!?,"):
+        words = grammar.scale.not_said.format(words.rstrip(" ."))
+    rewritten = rewrite(words.rstrip(f"{_ENDS}?"), grammar, grammar.scale.rewritten)
+    return rewritten or make_wish(words, normalise(words), grammar)
 
 
 def split_wanted(text: str) -> tuple[str, str]:
@@ -237,7 +218,7 @@ def read_wish_as_complaint(text: str, request: str, response: str) -> Reading:
     """
     message = read_message(without_code(shorten(text)))
     content = message.has("praise", "thanks") and not message.has("contrast")
-    wishes = () if content or ends_with_question(response) else read_wishes(text, request, response)
+    wishes = () if content or ends_with_question(response) else read_wishes(text, request, response, weighs=False)
     instructions = [wish.instruction for wish in wishes if wish.lasting and wish.topic != "address"]
     return Reading(ReplyKind.CHANGE_REQUEST, " ".join(instructions)) if instructions else Reading(ReplyKind.UNCLEAR)
 
@@ -324,7 +305,7 @@ def read_clause(words: str, grammar: WishGrammar, kinds: Sequence[str]) -> WishF
     never = grammar.patterns["never"]
     if not normalised or len(words) > MAX_CHARACTERS or never.fullmatch(whole) or never.fullmatch(normalised):
         return None
-    found = rewrite(words, grammar)
+    found = rewrite(words, grammar, grammar.rewritten)
     if not found and any(pattern.fullmatch(normalised) for kind in kinds for pattern in grammar.wishes[kind]):
         found = make_wish(words, normalised, grammar)
     # Small models follow the plain instructions far more often than other words.
@@ -332,10 +313,10 @@ def read_clause(words: str, grammar: WishGrammar, kinds: Sequence[str]) -> WishF
     return next(form_wishes_of(words)) if form and not form.says_more else found
 
 
-def rewrite(words: str, grammar: WishGrammar) -> WishFound | None:
-    """The wish that a clause becomes; None if the grammar does not rewrite it."""
+def rewrite(words: str, grammar: WishGrammar, rules: Sequence[Rewriting]) -> WishFound | None:
+    """The wish that a clause becomes; None if no rule rewrites it."""
     normalised = normalise_in_place(mask_quotations(words))
-    for when, say, undoes in grammar.rewritten:
+    for when, say, undoes in rules:
         if match := when.fullmatch(normalised):
             parts = [words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1)]
             instruction = say.format(*map(lower_first, parts))
@@ -430,22 +411,3 @@ def add_wish(wishes: list[Wish], found: WishFound, lasting: bool) -> None:
 def any_finds(grammars: Sequence[WishGrammar], name: str, normalised: str) -> bool:
     """Whether a pattern of any grammar is in a normalised text."""
     return any(grammar.patterns[name].search(normalised) for grammar in grammars)
-
-
-def grammars_for(normalised: str) -> list[WishGrammar]:
-    """The languages that a normalised text may be in, the likeliest first."""
-    words = _WORD.findall(normalised)
-    hits = [
-        (sum(word in grammar.small_words for word in words), grammar)
-        for grammar in all_grammars()
-        if grammar.script.search(normalised)
-    ]
-    most = max((count for count, _ in hits), default=0)
-    likely = [pair for pair in hits if most < _FEW_SMALL_WORDS or pair[0] >= 0.6 * most]
-    return [grammar for _, grammar in sorted(likely, key=lambda pair: -pair[0])]
-
-
-@cache
-def all_grammars() -> tuple[WishGrammar, ...]:
-    """The grammar of each phrase file that has one."""
-    return tuple(WishGrammar(table) for table in tables() if "wishes" in table)

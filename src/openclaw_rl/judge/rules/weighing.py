@@ -1,0 +1,232 @@
+"""Weighs whether a message states a wish for all answers, however it is phrased, and finds the sentences that do.
+
+The `[weighed]` table of a phrase file has named signals with weights. A message states a wish if the bias and the
+weights of its signals add up to more than `LEAST`. Questions and quotations are not read.
+
+- signals: `name`, `weight`, and `when`, a regular expression over a normalised sentence; or `both`, a signal,
+  and `with`, other signals of which one must be there too
+- words: groups of words with one weight; "^" before a word that begins a sentence, "," before one that begins a clause,
+  "!" for an exclamation, "word_few" and "word_many" for a sentence of few or many words
+- circumstances: the weights of what is no phrase: `question` (the message also asks something), `no_words` (it only
+  asks), `document` (the request was for a text), `complaint` (a question that complains), `quotes_answer`,
+  `answers_question` (the answer ended with a question), `bias`
+- question, complaint, request, tag: sentences that ask; that complain by a question; that ask to do something; and
+  words at the end of a sentence that do not make it a question
+- one_text: the message is about one text, not about all answers
+- context: a sentence of which a clause is not enough; refers: words that need the sentence before them
+- courtesy: words that are no part of the wish
+- rewritten: as in `[wishes]`, for whole sentences that state a wish
+- not_said: the instruction for a sentence that only quotes the answer
+
+`benchmarks/wish_weights.py` fits the weights.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from openclaw_rl.judge.rules.phrases import expand, word_list
+from openclaw_rl.judge.rules.text import (
+    ends_with_question,
+    mask_quotations,
+    normalise,
+    normalise_in_place,
+    sentence_spans,
+)
+
+#: The least sum of weights of a message that states a wish.
+LEAST = 0.5
+#: The least sum of weights, without the bias, of a sentence that is part of the wish.
+_LEAST_OF_SENTENCE = 0.4
+#: Sentences at the beginning and at the end of a message that are read.
+_FIRST, _LAST = 4, 2
+#: Characters of a sentence that are read.
+_MAX_CHARACTERS = 300
+#: Signals that say that a wish is for more than one answer.
+_STANDING = frozenset({"from_now_on", "every", "like_that"})
+_SPACES = re.compile(r"\s+")
+_WORD = re.compile(r"[a-z']+|_{2,}|\d+")
+_CLAUSE = re.compile(r"[,;:] ")
+#: Words of a sentence that has few, or many.
+_FEW, _MANY = 4, 14
+_MASKED = re.compile(r"_{3,}")
+
+
+#: A pattern, the instruction with its groups, and whether the instruction takes back an earlier one.
+Rewriting = tuple[re.Pattern[str], str, bool]
+
+
+class Signal(NamedTuple):
+    """A signal with its weight."""
+
+    name: str
+    weight: float
+    when: re.Pattern[str] | None
+    both: str
+    beside: frozenset[str]
+
+
+class WeighedSentence(NamedTuple):
+    """A sentence of a message that is no plain question."""
+
+    start: int
+    end: int
+    normalised: str
+    weight: float
+    """The sum of its signals' weights."""
+    complains: bool
+    """It is a question that complains."""
+
+
+class Weighing(NamedTuple):
+    """What the signals of a message say."""
+
+    score: float
+    stated: Sequence[WeighedSentence]
+    """The sentences that state the wish, in their order; empty if there is none."""
+    standing: bool
+    """It says that it is for more than one answer."""
+    about_one_text: bool
+    """The message is about a text, and says nothing about all answers."""
+
+
+class Scale:
+    """The signals of one language."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        """`table`: a phrase file that has `[weighed]`."""
+        self._table = table
+        self._given = table["weighed"]
+        self.small_words = word_list(table, "small_words")
+
+    @cached_property
+    def signals(self) -> Sequence[Signal]:
+        return [
+            Signal(
+                one["name"],
+                one["weight"],
+                self._compiled(one["when"]) if "when" in one else None,
+                one.get("both", ""),
+                frozenset(one.get("with", ())),
+            )
+            for one in self._given["signals"]
+        ]
+
+    @cached_property
+    def rewritten(self) -> Sequence[Rewriting]:
+        return [(self._compiled(one["when"]), one["say"], False) for one in self._given["rewritten"]]
+
+    @cached_property
+    def patterns(self) -> Mapping[str, re.Pattern[str]]:
+        return {name: self._compiled(phrase) for name, phrase in self._given.items() if isinstance(phrase, str)}
+
+    @cached_property
+    def weights(self) -> Mapping[str, float]:
+        """The weights of all signals and circumstances."""
+        words = {word: group["weight"] for group in self._given["words"] for word in group["of"].split()}
+        circumstances: dict[str, float] = self._given["circumstances"]
+        return words | circumstances | {one.name: one.weight for one in self.signals}
+
+    @property
+    def not_said(self) -> str:
+        return str(self._given["not_said"])
+
+    def compile(self) -> None:
+        """Compile everything now."""
+        _ = self.signals, self.rewritten, self.patterns
+
+    def weigh(self, words: str, response: str, about_document: bool) -> Weighing:
+        """Weigh the user's own words in a message. `about_document`: the request was for a text or a program."""
+        said, asks = self.read(words)
+        found = self.found(words, said, asks, response, about_document)
+        score = sum(self.weights.get(name, 0.0) for name in found)
+        about_text = self.patterns["one_text"].search(normalise(mask_quotations(words))) is not None
+        stated = self.stated(said) if score > LEAST else []
+        standing = bool(found & _STANDING)
+        return Weighing(score, stated, standing, about_text and not standing)
+
+    def read(self, words: str) -> tuple[list[WeighedSentence], bool]:
+        """The sentences of a message that are no plain questions, and whether there are others."""
+        masked = mask_quotations(words)
+        spans = sentence_spans(masked)
+        if len(spans) > _FIRST + _LAST:
+            spans = spans[:_FIRST] + spans[-_LAST:]
+        said = []
+        for start, end in spans:
+            normalised = _SPACES.sub(" ", normalise_in_place(masked[start:end])).strip()[:_MAX_CHARACTERS]
+            complains = self.patterns["complaint"].match(normalised) is not None
+            if complains or not self._asks(normalised):
+                found = self._signals_of([normalised]) | words_of(normalised)
+                weight = sum(self.weights.get(name, 0.0) for name in found)
+                said.append(WeighedSentence(start, end, normalised, weight, complains))
+        return said, len(said) < len(spans)
+
+    def found(
+        self, words: str, said: Sequence[WeighedSentence], asks: bool, response: str, about_document: bool
+    ) -> frozenset[str]:
+        """The signals and circumstances of a message."""
+        circumstances = {
+            "bias": True,
+            "question": asks,
+            "no_words": not said,
+            "document": about_document,
+            "complaint": any(one.complains for one in said),
+            "quotes_answer": bool(said) and any(quotes(words[one.start : one.end], response) for one in said),
+            "answers_question": ends_with_question(response),
+        }
+        signals = self._signals_of([one.normalised for one in said])
+        signals = signals.union(*(words_of(one.normalised) for one in said))
+        return signals | {name for name, there in circumstances.items() if there}
+
+    def stated(self, said: Sequence[WeighedSentence]) -> list[WeighedSentence]:
+        """The sentences that state the wish, with those that they refer to."""
+        best = max(one.weight for one in said)
+        chosen = {n for n, one in enumerate(said) if one.weight >= min(best, _LEAST_OF_SENTENCE)}
+        for n in sorted(chosen, reverse=True):
+            if n and self.patterns["refers"].search(said[n].normalised):
+                chosen.add(n - 1)
+        return [said[n] for n in sorted(chosen)]
+
+    def without_courtesy(self, words: str) -> str:
+        """A sentence without greetings, thanks and the like at its beginning and end."""
+        while match := self.patterns["courtesy"].search(normalise_in_place(mask_quotations(words))):
+            if match.start() == 0 and match.end() == len(words):
+                break
+            words = (words[: match.start()] + words[match.end() :]).strip()
+        return words
+
+    def _asks(self, normalised: str) -> bool:
+        patterns = self.patterns
+        asks = patterns["question"].match(normalised) or ends_with_question(normalised)
+        return bool(asks) and not (patterns["request"].match(normalised) or patterns["tag"].search(normalised))
+
+    def _signals_of(self, sentences: Sequence[str]) -> frozenset[str]:
+        found: set[str] = set()
+        for one in self.signals:
+            if one.when is None:
+                there = one.both in found and bool(one.beside & found)
+            else:
+                there = any(one.when.search(sentence) for sentence in sentences)
+            if there:
+                found.add(one.name)
+        return frozenset(found)
+
+    def _compiled(self, phrase: str) -> re.Pattern[str]:
+        return re.compile(expand(phrase, self._table))
+
+
+def words_of(normalised: str) -> set[str]:
+    """The words of a sentence, marked as the `words` of the table are."""
+    listed = _WORD.findall(normalised)
+    starts = [_WORD.search(clause) for clause in _CLAUSE.split(normalised)[1:]]
+    marks = {"few": len(listed) <= _FEW, "many": len(listed) > _MANY, "!": normalised.endswith("!")}
+    found = {"word_" + name if name != "!" else name for name, there in marks.items() if there}
+    return {*listed, *found, *(f"^{word}" for word in listed[:1]), *(f",{match[0]}" for match in starts if match)}
+
+
+def quotes(words: str, response: str) -> bool:
+    """Whether a sentence quotes the answer."""
+    said = normalise(response)
+    quoted = (words[match.start() + 1 : match.end() - 1] for match in _MASKED.finditer(mask_quotations(words)))
+    return any(len(part) > 1 and normalise(part).strip(" .!?,") in said for part in quoted)
