@@ -189,7 +189,12 @@ class LearnLoop:
         trained on again.
         """
         self.steps.abandon()
-        served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
+        try:
+            served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
+        except BaseException:
+            # The running step counts again, and so does an error that ends it.
+            self.steps.abandon(abandoned=False)
+            raise
         # Another step may have begun meanwhile.
         self.steps.abandon()
         try:

@@ -130,9 +130,9 @@ class StepRunner:
         """The gate's score of the policy that serves; None if it has not been examined."""
         self._abandoned = False
 
-    def abandon(self) -> None:
-        """Take back the step that is being made, because a rollback was requested."""
-        self._abandoned = True
+    def abandon(self, *, abandoned: bool = True) -> None:
+        """Take back the step that is being made, because a rollback was requested; or keep it, because it failed."""
+        self._abandoned = abandoned
 
     async def run(self, count: int) -> bool:
         """Make a step from at least `count` turns; whether there is one that counts. The phase must be BATCHING.
