@@ -226,7 +226,14 @@ def test_a_page_follows_the_changes_whatever_it_heard_last(page: LivePage, last:
         assert "event: change" in next(text for text in stream.iter_text() if "event" in text)
 
 
-@pytest.mark.parametrize("path", ["/v1/notes", "/readyz", "/dashboard/login"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/notes",
+        pytest.param("/readyz", marks=pytest.mark.more),
+        pytest.param("/dashboard/login", marks=pytest.mark.more),
+    ],
+)
 def test_who_tries_wrong_keys_has_to_wait_and_nobody_else(
     page: LivePage, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

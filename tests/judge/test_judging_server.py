@@ -151,6 +151,7 @@ WISHES = [
 ]
 
 
+@pytest.mark.more
 def test_wishes_in_any_language_become_notes_and_are_given_where_they_apply(
     tiny_model: Path, tmp_path: Path, server: JudgeServer
 ) -> None:
