@@ -19,8 +19,8 @@ from common import MODEL, machine, percentile, sized, table
 
 from openclaw_rl.client import CHAT, ApiClient
 from openclaw_rl.evals.conversation import EvalQuestion, questions
-from openclaw_rl.evals.quality import check
 from openclaw_rl.lab.server import run_server
+from openclaw_rl.sense import check
 
 QUESTIONS = sized(50, 2)
 AT_ONCE = 8

@@ -25,7 +25,7 @@ LAYERS = (
     ("api", "judge", "learn", "envs", "evals", "dashboard", "connect"),
     ("lab",),
     ("methods", "engines", "ledger", "rendering", "sandbox"),
-    ("losses",),
+    ("losses", "sense"),
     ("types", "config", "errors", "plugins", "models", "terminal", "client", "http_client", "aio", "integrations"),
 )
 #: These rooms share a row but never import each other.

@@ -3,7 +3,7 @@
 from openclaw_rl.evals.conversation import all_questions, questions
 from openclaw_rl.evals.personas.persona import BUILT_IN
 from openclaw_rl.evals.personas.rules import count_sentences, count_words
-from openclaw_rl.evals.quality import check
+from openclaw_rl.sense import check
 
 
 def test_enough_of_them_in_each_split() -> None:

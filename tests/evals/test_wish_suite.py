@@ -15,13 +15,13 @@ from openclaw_rl.cli import build_parser, main
 from openclaw_rl.client import ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.conversation import all_questions, questions
-from openclaw_rl.evals.quality import check
 from openclaw_rl.evals.wishes import measurement, suite
 from openclaw_rl.evals.wishes.measurement import EXAMS, ExamPlan, WishExam, WishMeasurement, WishOutcome
 from openclaw_rl.evals.wishes.wish import SETS, EvalWish, built_in, load
 from openclaw_rl.lab.server import RunningServer
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.schema import open_ledger
+from openclaw_rl.sense import check
 from support.trials import an_answer
 
 WISHES = built_in()

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 from openclaw_rl.evals.chat import MAX_TOKENS, Chat, Message
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.personas.rules import Count, estimate_tokens
-from openclaw_rl.evals.quality import check
 from openclaw_rl.evals.scores import data_lines
+from openclaw_rl.sense import check
 
 Split = Literal["train", "held-out"]
 #: Listed among the failed rules if the quality guard rejects an answer.

@@ -15,7 +15,7 @@ from typing import Any
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.conversation import EvalQuestion, Split, questions
 from openclaw_rl.evals.personas.persona import Persona, of_table
-from openclaw_rl.evals.quality import words_of
+from openclaw_rl.sense import words_of
 
 #: What a wish is for: `tuning` ones may be looked at while the product changes, `report` ones only for a report.
 SETS = ("tuning", "report")

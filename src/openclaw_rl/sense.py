@@ -1,8 +1,9 @@
-"""The quality guard: whether a text is a sensible answer at all, apart from the persona's rules.
+"""Sense: whether a text is a sensible answer at all, apart from what it should say.
 
-Some rules are satisfied by an answer without content. The guard rejects answers that are empty, repetitive, garbled,
-off topic, or only the question again. It is cheap and deterministic, never raises, and needs no model; a caller with a
-model can add the answer's perplexity under the base model. It does not know whether an answer is true.
+Some rules are satisfied by an answer without content. The check rejects answers that are empty, repetitive, garbled,
+off topic, or only the question again; evaluations call it the quality guard. It is cheap and deterministic, never
+raises, and needs no model; a caller with a model can add the answer's perplexity under the base model. It does not know
+whether an answer is true.
 """
 
 import re

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.conversation import all_questions
-from openclaw_rl.evals.quality import MAX_CHARACTERS, MAX_PERPLEXITY, check
+from openclaw_rl.sense import MAX_CHARACTERS, MAX_PERPLEXITY, check
 
 #: Written by hand, with whether they are good, and with a reference where the question is none of ours.
 ANSWERS = [json.loads(line) for line in Path(__file__).with_name("answers.jsonl").read_text("utf-8").splitlines()]
