@@ -370,7 +370,7 @@ def test_lost_steps_that_are_given_up_are_not_trained_on_even_if_they_were_being
     judged(book, 4)
     batches = [apply(book, 1), apply(book, 2)]
     assert book.change(training.reconcile, 0, 0, []) == [1, 2]
-    book.change(training.claim_lost_step, batches[0].turns)
+    book.change(training.claim_turns, batches[0].turns)
     (session,) = book.rows(f"SELECT session FROM turns WHERE number = {batches[1].turns[0]}")[0]
     book.change(deletion.delete_sessions, [session])
     book.change(training.give_up, batches)

@@ -62,7 +62,7 @@ async def test_a_lost_step_of_a_second_epoch_is_made_again_with_its_turns(book: 
     await book.ledger.write(training.reconcile, 1, 1, ())
     assert book.state(turn) is State.JUDGED
     (lost,) = book.ledger.read(training.steps_after, 1)
-    assert await book.ledger.write(training.claim_lost_step, lost.turns) == [turn]
+    assert await book.ledger.write(training.claim_turns, lost.turns) == [turn]
     await book.ledger.write(training.apply_step, 2, 2, [turn], {}, 1)
     assert await book.ledger.write(training.begin_epoch, 2) == 0
 

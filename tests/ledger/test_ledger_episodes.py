@@ -201,7 +201,7 @@ def test_a_released_group_is_taken_as_a_whole_again(book: Book) -> None:
     assert claim(book, 1) == turns
     book.change(training.apply_step, 1, 1, turns)
     book.change(training.reconcile, 0, 0, ())
-    assert book.change(training.claim_lost_step, turns) == turns
+    assert book.change(training.claim_turns, turns) == turns
 
 
 def test_an_abandoned_episode_has_failed_and_is_closed_with_the_reason(book: Book) -> None:

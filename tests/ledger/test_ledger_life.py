@@ -297,7 +297,7 @@ class LedgerLife(RuleBasedStateMachine):
     def train(self, count: int, fate: str) -> None:
         lost = self.model.lost[0] if self.model.lost else None
         if lost is not None:
-            numbers = self.change(training.claim_lost_step, lost.turns)
+            numbers = self.change(training.claim_turns, lost.turns)
         else:
             numbers = self.change(training.claim, count, self.model.step, 1000)
         for number in numbers:

@@ -15,7 +15,8 @@ from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
 from openclaw_rl.engines.outside.options import OutsideOptions
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
 from openclaw_rl.judge.build import JudgeSetup, JudgingModel, build_loop, check_teacher
-from openclaw_rl.learn.build import LearnSetup, build_learning, serve_learned, where_to_begin
+from openclaw_rl.judge.rules.kept import keeps
+from openclaw_rl.learn.build import LearnSetup, build_learning, build_practice, serve_learned, where_to_begin
 from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.training import add_weights, latest_version
@@ -110,7 +111,16 @@ def judge_setup(config: Config) -> JudgeSetup:
 
 def learn_setup(config: Config) -> LearnSetup:
     held = config.engine_settings.policies_held
-    return LearnSetup(config.training, config.run.folder, config.learning_method, held, config.values())
+    return LearnSetup(
+        config.training,
+        config.run.folder,
+        config.learning_method,
+        held,
+        config.values(),
+        config.run.seed,
+        several_users=len(config.server.user_keys) > 1,
+        personal=config.notes.distil_personal,
+    )
 
 
 async def build_loops(
@@ -139,7 +149,10 @@ async def build_loops(
     learning = build_learning(learn_setup(config), ledger, learner, policy.sampler, policy.renderer, registry)
     beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
     await learning.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
-    return BackgroundLoops(judging, learning, patience, None, judge_model)
+    loops = BackgroundLoops(judging, learning, patience, None, judge_model)
+    if config.notes.notes:
+        loops.practiser = build_practice(learn_setup(config), ledger, learning, policy.sampler, policy.renderer, keeps)
+    return loops
 
 
 async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler) -> OutsideTraining | None:

@@ -14,6 +14,7 @@ from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.rules.wishes import topic_of
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
+from openclaw_rl.learn.practiser import Practiser
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.training import policy_line
@@ -43,11 +44,13 @@ class BackgroundLoops(Operations):
         self.outside = outside
         self.patience = patience
         self.judge_model = judge_model
+        self.practiser: Practiser | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
         """Run the loops and other coroutines as tasks."""
-        loops = [loop.run() for loop in (self.judging, self.learning, self.outside) if loop is not None]
+        parts = (self.judging, self.learning, self.outside, self.practiser)
+        loops = [part.run() for part in parts if part is not None]
         self._tasks = [asyncio.create_task(work) for work in (*loops, *others)]
         for task in self._tasks:
             task.add_done_callback(report_end)

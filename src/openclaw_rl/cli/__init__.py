@@ -20,6 +20,7 @@ from openclaw_rl.cli import (
     forget,
     launch,
     notes,
+    practise,
     rejudge,
     report,
     rollout,
@@ -37,8 +38,8 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, train, demo, eval, wishes, rollout, chat, connect, doctor, status, sessions, notes, trajectories, rejudge),
-    *(checkpoints, report, forget, launch, completion),
+    *(serve, train, demo, eval, wishes, rollout, chat, connect, doctor, status, sessions, notes, practise),
+    *(trajectories, rejudge, checkpoints, report, forget, launch, completion),
 )
 #: Exit status for an error that the user can fix, as in argparse.
 USAGE_ERROR = 2

@@ -51,6 +51,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "opd_clip": 3.0,
         "topk_adv_diff_clip": 3.0,
         "check_hints": True,
+        "practice": True,
     },
 }
 

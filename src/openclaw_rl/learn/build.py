@@ -15,6 +15,8 @@ from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints
 from openclaw_rl.learn.gate import Gate, read_items
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
+from openclaw_rl.learn.practice_teacher import Keeps
+from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.learn.reporting import (
     RECORDS_FILE,
     JsonLines,
@@ -48,6 +50,10 @@ class LearnSetup:
     policies_held: int
     values: Mapping[str, Any]
     """All options of the server, for the services that receive metrics."""
+    seed: int
+    several_users: bool
+    personal: bool
+    """Whether notes of one of several users are taught (--distil-personal)."""
 
 
 def build_learning(
@@ -82,6 +88,25 @@ def build_learning(
         gate,
         Records(run_dir / RECORDS_FILE) if method.options.record else None,
     )
+
+
+def build_practice(
+    setup: LearnSetup, ledger: Ledger, loop: LearnLoop, sampler: Sampler, renderer: ChatRenderer, keeps: Keeps
+) -> Practiser | None:
+    """Build what practises notes; None if the sampler cannot ask the base model while a policy serves."""
+    if not sampler.capabilities.keeps_base:
+        return None
+    options = setup.options
+    settings = PracticeSettings(
+        automatic=options.practice,
+        steps=options.practice_steps,
+        idle_seconds=options.practice_idle,
+        on_policy=options.practice_form == "distil",
+        several_users=setup.several_users,
+        personal=setup.personal,
+        seed=setup.seed,
+    )
+    return Practiser(ledger, loop, sampler, renderer, keeps, settings)
 
 
 def sinks(setup: LearnSetup, registry: CollectorRegistry) -> list[Sink]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from openclaw_rl.aio import wait_at_most
@@ -17,6 +17,7 @@ from openclaw_rl.learn.rollback import find_traces, newest_without, remove
 from openclaw_rl.learn.step import Phase, Phases, StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import trainable
+from openclaw_rl.ledger.practices import to_train
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.training import policy_line, release_batches, versions_with_deleted_turns
 from openclaw_rl.methods.base import Method
@@ -82,6 +83,8 @@ class LearnLoop:
         self.line = Lineage(ledger, learner, sampler, checkpoints, policies)
         self.phases = Phases()
         self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases)
+        self.may_practise: Callable[[], bool] = lambda: True
+        """Whether a step on practised answers may begin now."""
         self.trouble = ""
         """Why no step can be made at the moment; empty if one can."""
         self._lock = asyncio.Lock()
@@ -104,6 +107,11 @@ class LearnLoop:
     @property
     def version(self) -> int:
         return self.line.version
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no step is being made and none is due from feedback."""
+        return self.phase is Phase.WAITING and not self._due()
 
     async def begin(self, checkpoint: Checkpoint | None, *, of_this_run: bool = True) -> None:
         """Agree with a checkpoint, or with the base model, before anything is served."""
@@ -271,10 +279,11 @@ class LearnLoop:
             while self.phase is Phase.WAITING:
                 changed.clear()
                 count = self._due()
-                if count:
+                practised = [] if count else self._practice_due()
+                if count or practised:
                     async with self._lock:
                         if self.phase is Phase.WAITING:
-                            await self._train(count)
+                            await self._train(count, practised)
                     continue
                 await wait_at_most(self._patience(), changed.wait())
 
@@ -289,8 +298,8 @@ class LearnLoop:
     def _due(self) -> int:
         """How many turns to train on now; 0 means wait."""
         settings = self.settings
-        waiting = self.ledger.read(trainable)
         lost = self.line.lost
+        waiting = self.ledger.read(trainable) + (len(self.ledger.read(to_train)) if lost else 0)
         if self.step >= settings.max_steps or not waiting or self._stopping:
             self._small_batch_since = None
             return 0
@@ -303,13 +312,19 @@ class LearnLoop:
         overdue = settings.batch_timeout is not None and waited >= settings.batch_timeout
         return waiting if overdue or self._accepts_small_batches else 0
 
-    async def _train(self, count: int) -> None:
-        """Make one step, and save if that is due."""
+    def _practice_due(self) -> list[int]:
+        """The practised answers to train on now. Steps from feedback and people who use the sampler go first."""
+        if self.step >= self.settings.max_steps or self._stopping or not self.may_practise():
+            return []
+        return self.ledger.read(to_train)
+
+    async def _train(self, count: int, practised: list[int]) -> None:
+        """Make one step from feedback, or else on practised answers, and save if that is due."""
         self._small_batch_since = None
         self.phases.enter(Phase.BATCHING)
         with self._resting():
             started = time.monotonic()
-            if not await self.steps.run(count):
+            if not await self.steps.run(count, practised):
                 return
             self._pause = self.settings.first_pause
             self._recovery.add_step(time.monotonic() - started)

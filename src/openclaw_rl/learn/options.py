@@ -48,6 +48,19 @@ class TrainingOptions(Section):
     gate_margin: Fraction = option(
         0.0, "How far a new policy's share of passed checks may fall below the serving policy's."
     )
+    practice: bool = option(
+        False,
+        "Practise notes while the server is idle, until the policy keeps to them without being told. Without it, notes "
+        "are practised when somebody asks for it (openclaw-rl practise).",
+    )
+    practice_steps: int = option(24, "Training steps of a practice.", ge=1)
+    practice_idle: float = option(
+        60.0, "Seconds that nobody must have used the model before the server practises by itself.", ge=0
+    )
+    practice_form: Literal["imitate", "distil"] = option(
+        "imitate",
+        "How notes are practised: imitate the base model's answers with notes and examples, or distil them on-policy.",
+    )
     custom_loss_function_path: str | None = option(
         None, "Your own loss: path/file.py or package.module:name.", shown="--loss-fn"
     )

@@ -23,9 +23,11 @@ from openclaw_rl.learn.samples import drop_without_signal, load_with_signal, to_
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.groups import constant_since_last_step
+from openclaw_rl.ledger.practices import is_practised
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import open_conversations
 from openclaw_rl.methods.base import Method, NoSignal
+from openclaw_rl.methods.practice import PracticeMethod
 from openclaw_rl.types import Priority, SampleRequest, SamplingParams, StoredTurn
 
 log = logging.getLogger(__name__)
@@ -116,7 +118,10 @@ class StepRunner:
         phases: Phases,
     ) -> None:
         self.line = line
-        self.method = method
+        self.from_feedback = method
+        self.practice = PracticeMethod(method.options)
+        self.method: Method = method
+        """That of the step that is being made."""
         self.max_staleness = max_staleness
         self.reporter = reporter
         self.gate = gate
@@ -134,17 +139,19 @@ class StepRunner:
         """Take back the step that is being made, because a rollback was requested; or keep it, because it failed."""
         self._abandoned = abandoned
 
-    async def run(self, count: int) -> bool:
+    async def run(self, count: int, practised: Sequence[int] = ()) -> bool:
         """Make a step from at least `count` turns; whether there is one that counts. The phase must be BATCHING.
 
-        There can be more, because groups are taken as a whole. A lost step is made from exactly its turns.
+        There can be more, because groups are taken as a whole. A lost step is made from exactly its turns, and so is
+        one on answers that are `practised`.
         """
         self._abandoned = False
         lost = self.line.lost[0] if self.line.lost else None
-        if lost is not None:
-            numbers = await self.ledger.write(training.claim_lost_step, lost.turns)
+        if lost is not None or practised:
+            numbers = await self.ledger.write(training.claim_turns, lost.turns if lost else practised)
         else:
             numbers = await self.ledger.write(training.claim, count, self.line.step, self.max_staleness)
+        self.method = self.practice if self.ledger.read(is_practised, numbers) else self.from_feedback
         turns = await load_with_signal(self.ledger, self.method, numbers)
         # If some turns were stale or had no signal, the others wait for a full batch.
         report = await self._try(turns) if len(turns) >= count else None

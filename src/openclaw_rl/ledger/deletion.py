@@ -7,6 +7,7 @@ from pathlib import Path
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CannotDelete
 from openclaw_rl.ledger.packing import known, unpack_messages
+from openclaw_rl.ledger.practices import sessions_practised_from
 from openclaw_rl.ledger.schema import transaction
 from openclaw_rl.ledger.sessions import move
 from openclaw_rl.ledger.tokens import packed_sequence
@@ -28,6 +29,7 @@ def delete_answer(db: sqlite3.Connection, owner: str, completion: str) -> None:
     - The words of the request also go where they were the next state of an earlier turn, with the verdict, the hints
       and the notes that were made of them. A turn that was not trained on yet is then not trained on.
     - Messages that other answers of the conversation were given too stay with those.
+    - Answers that were practised with its request go too.
     - Nothing else changes: a turn that shares tokens with the deleted one keeps them as its own.
 
     Raises UnknownTurn; CannotDelete if later turns contain the answer, or if it, or the turn that its request reacted
@@ -36,6 +38,8 @@ def delete_answer(db: sqlite3.Connection, owner: str, completion: str) -> None:
     numbers = turns_of(db, owner, completion)
     for number in numbers:
         check_deletable(db, number, completion)
+    if practised := sessions_practised_from(db, numbers):
+        delete_sessions(db, practised)
     for number in numbers:
         keep_shared_tokens(db, number)
         request, session = db.execute("SELECT request, session FROM turns WHERE number = ?", (number,)).fetchone()
@@ -141,11 +145,13 @@ def words_in(messages: str) -> list[str]:
 def delete_sessions(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
     """Delete sessions with everything in them; the numbers of their turns.
 
-    Their ids stay until `wipe`: files may still have what was deleted.
+    Answers that were practised with their messages go too. Their ids stay until `wipe`: files may still have them.
     The groups of deleted attempts are as if these had never been made: smaller, and with means of the others.
     """
+    numbers = turns_in(db, sessions)
+    if practised := set(sessions_practised_from(db, numbers)) - set(sessions):
+        numbers += delete_sessions(db, sorted(practised))
     marks = ", ".join("?" * len(sessions))
-    turns = db.execute(f"SELECT number FROM turns WHERE session IN ({marks})", tuple(sessions)).fetchall()
     attempts = db.execute(
         f"SELECT group_number FROM episodes WHERE session IN ({marks}) AND group_number IS NOT NULL", tuple(sessions)
     ).fetchall()
@@ -161,7 +167,12 @@ def delete_sessions(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int
     db.execute(f"DELETE FROM sessions WHERE number IN ({marks})", tuple(sessions))
     for row in attempts:
         groups.remove_attempt(db, row["group_number"])
-    return [row["number"] for row in turns]
+    return numbers
+
+
+def turns_in(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
+    query = f"SELECT number FROM turns WHERE session IN ({', '.join('?' * len(sessions))})"
+    return [row["number"] for row in db.execute(query, tuple(sessions))]
 
 
 def unfinished(db: sqlite3.Connection) -> list[str]:

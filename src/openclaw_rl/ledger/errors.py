@@ -74,6 +74,10 @@ class TooManyNotes(LedgerError):
     """The owner has as many notes as a prompt may have."""
 
 
+class CannotPractise(LedgerError):
+    """The note cannot be practised; the message says why."""
+
+
 class LedgerUnusable(UserError):
     """The ledger's file cannot be used; the message says why and what to do."""
 

@@ -9,7 +9,7 @@ import time
 from statistics import fmean
 
 from openclaw_rl.ledger.errors import BadResult
-from openclaw_rl.types import EpisodeState, GroupProgress, Queue, State
+from openclaw_rl.types import EpisodeState, GroupProgress, Queue, State, TurnKind
 
 #: Closed groups of which no turn is still to be scored or judged.
 JUDGED_GROUPS = (
@@ -19,11 +19,12 @@ JUDGED_GROUPS = (
 )
 TIMED_OUT = "SELECT number FROM groups WHERE settled IS NULL AND closed IS NULL AND first_reward < ?"
 ENDED = "(SELECT count(*) FROM episodes e WHERE e.group_number = g.number)"
-#: The judged turns that a step may take: those outside episodes, and those of rewarded episodes. Attempts of a group
-#: wait until it is settled.
+#: The judged turns that a step from feedback may take: those outside episodes, and those of rewarded episodes. Attempts
+#: of a group wait until it is settled. A side turn is only judged if it is a practised answer (`practices`).
 TRAINABLE = (
     "FROM turns t LEFT JOIN episodes e ON e.session = t.session LEFT JOIN groups g ON g.number = e.group_number "
-    f"WHERE t.state = '{State.JUDGED}' AND (e.state IS NULL OR e.state = '{EpisodeState.REWARDED}') "
+    f"WHERE t.state = '{State.JUDGED}' AND t.kind = '{TurnKind.MAIN}' "
+    f"AND (e.state IS NULL OR e.state = '{EpisodeState.REWARDED}') "
     "AND (g.number IS NULL OR g.settled IS NOT NULL)"
 )
 #: The judged turns that no step may take yet. Their number is small: groups that are not settled, and held episodes.
@@ -187,7 +188,7 @@ def trainable(db: sqlite3.Connection) -> int:
     """How many turns a step could take. It does not read every episode: it is asked for at each change."""
     unsettled = NOT_YET.format("e.group_number IN (SELECT number FROM groups WHERE settled IS NULL)")
     held = NOT_YET.format(f"e.state = '{EpisodeState.HELD}' AND e.group_number IS NULL")
-    judged = f"SELECT count(*) FROM turns WHERE state = '{State.JUDGED}'"
+    judged = f"SELECT count(*) FROM turns WHERE state = '{State.JUDGED}' AND kind = '{TurnKind.MAIN}'"
     (count,) = db.execute(f"SELECT ({judged}) - ({unsettled}) - ({held})").fetchone()
     return int(count)
 

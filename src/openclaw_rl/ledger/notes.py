@@ -275,6 +275,13 @@ def why_personal(db: sqlite3.Connection, turn: int, *, several: bool) -> str:
     return ""
 
 
+def why_note_is_personal(db: sqlite3.Connection, note: Note, *, several: bool) -> str:
+    """The same for a note itself."""
+    if not several and not several_owners(db):
+        return ""
+    return _why_personal(db, ConversationNote(note.number, note.text, given=True))
+
+
 def several_owners(db: sqlite3.Connection) -> bool:
     """Whether more than one user has talked to this server."""
     return len(db.execute("SELECT DISTINCT owner FROM sessions WHERE source != 'import' LIMIT 2").fetchall()) > 1

@@ -15,7 +15,7 @@ from typing import Any
 from openclaw_rl.ledger import episodes, notes, verdicts
 from openclaw_rl.ledger.errors import DamagedTurn, damage
 from openclaw_rl.ledger.packing import known, unpack_message, unpack_messages, whole_text
-from openclaw_rl.ledger.sessions import read_message
+from openclaw_rl.ledger.sessions import PRACTISED, read_message
 from openclaw_rl.ledger.training import metrics_of
 from openclaw_rl.ledger.turns import SESSION
 from openclaw_rl.types import (
@@ -55,6 +55,8 @@ TEXT_START = (
     "WHEN 'text' THEN json_extract(m.body, '$.content') WHEN 'array' THEN json_extract(m.body, '$.content[0].text') "
     f"END, 1, {MAX_QUESTION_CHARACTERS}) AS BLOB) END"
 )
+#: Practised answers are no conversations: the pages of their steps and notes show them.
+HIDDEN = f" AND s.source != '{PRACTISED}'"
 ONLY = {
     "": "",
     "chats": "AND NOT EXISTS (SELECT 1 FROM episodes e WHERE e.session = s.number)",
@@ -82,8 +84,12 @@ def session_summaries(
     episodes_only: bool = False,
     limit: int = -1,
 ) -> list[SessionSummary]:
-    """Sessions, the latest active first; of one id or one owner if given; at most `limit`, if it is not negative."""
+    """Sessions, the latest active first; of one id or one owner if given; at most `limit`, if it is not negative.
+
+    Practised answers are only listed by their id.
+    """
     only = "AND s.number IN (SELECT session FROM episodes)" if episodes_only else ""
+    only += HIDDEN if id is None else ""
     rows = db.execute(
         "SELECT s.*, count(t.number) AS turns, coalesce(sum(t.kind = 'main'), 0) AS main, "
         "coalesce(sum(t.next_state IS NOT NULL), 0) AS ready FROM sessions s "
@@ -115,7 +121,8 @@ def session_page(
     """An owner's sessions, the latest active first, after a place; `only` is a key of `ONLY`."""
     where, values = ("AND (s.last, s.number) < (?, ?)", tuple(after)) if after else ("", ())
     rows = db.execute(
-        f"SELECT * FROM sessions s WHERE s.owner = ? {where} {ONLY[only]} ORDER BY s.last DESC, s.number DESC LIMIT ?",
+        f"SELECT * FROM sessions s WHERE s.owner = ? {where} {HIDDEN} {ONLY[only]} "
+        "ORDER BY s.last DESC, s.number DESC LIMIT ?",
         (owner, *values, limit),
     ).fetchall()
     return [session_card(db, row) for row in rows]

@@ -13,7 +13,7 @@ from openclaw_rl.ledger.packing import read_text
 from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
-VERSION = 16
+VERSION = 17
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 #: The prefix of a folder in which a ledger is being created.
@@ -417,6 +417,28 @@ CREATE TABLE note_outcomes (
     PRIMARY KEY (turn, note)
 );
 CREATE INDEX outcomes_by_note ON note_outcomes (note, given, created);
+
+-- The practice of notes. A practised answer is a side turn in a session of its own.
+CREATE TABLE practices (
+    number INTEGER PRIMARY KEY,
+    owner TEXT NOT NULL,
+    note INTEGER NOT NULL REFERENCES notes ON DELETE CASCADE,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '',
+    by_hand INTEGER NOT NULL,
+    steps INTEGER NOT NULL DEFAULT 0,  -- 0 before it begins
+    created REAL NOT NULL,
+    ended REAL
+);
+CREATE INDEX practices_by_note ON practices (note);
+CREATE TABLE practised (
+    turn INTEGER PRIMARY KEY REFERENCES turns ON DELETE CASCADE,
+    practice INTEGER NOT NULL REFERENCES practices ON DELETE CASCADE,
+    asked INTEGER,                     -- the turn whose first message it answers; NULL: it came with the program
+    anchor INTEGER NOT NULL            -- whether the note is not for its prompt
+);
+CREATE INDEX practised_by_practice ON practised (practice);
+CREATE INDEX practised_by_question ON practised (asked);
 
 -- Deleted sessions that may still be in files.
 CREATE TABLE unfinished_deletions (number INTEGER PRIMARY KEY, session TEXT NOT NULL UNIQUE);

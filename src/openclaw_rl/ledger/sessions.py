@@ -70,6 +70,8 @@ def drop_damaged(db: sqlite3.Connection, error: DamagedTurn) -> None:
         db.execute("DELETE FROM lease_turns WHERE turn = ?", (error.turn,))
 
 
+#: The source of sessions that are practised answers (`practices`).
+PRACTISED = "practice"
 #: The owner of sessions that came from a file.
 IMPORTED = "imported"
 

@@ -56,8 +56,8 @@ def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> 
     return sorted(turns)
 
 
-def claim_lost_step(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
-    """Take the turns of a step that was lost; none of them if one was forgotten or is being judged again."""
+def claim_turns(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
+    """Take exactly these turns, as those of a step that was lost; none if one was forgotten or is judged again."""
     if any(_state(db, turn) is not State.JUDGED for turn in turns):
         return []
     for turn in turns:

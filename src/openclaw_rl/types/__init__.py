@@ -37,6 +37,7 @@ from openclaw_rl.types.pages import (
     UpdateBatch,
     UpdateCard,
 )
+from openclaw_rl.types.practice import ENDED_PRACTICE, Practice, PracticedAnswer, PracticePrompt, PracticeState
 from openclaw_rl.types.sampling import (
     BASE_VERSION,
     Constraint,

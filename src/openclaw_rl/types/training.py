@@ -20,6 +20,8 @@ class SampleKind(StrEnum):
     RL = "rl"
     NOTES = "notes"
     """An answer that was accepted under notes, after the prompt without them."""
+    PRACTICE = "practice"
+    """An answer that nobody asked for, to learn a note for good."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

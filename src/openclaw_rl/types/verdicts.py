@@ -22,6 +22,8 @@ class Source(StrEnum):
     """The next state, read by rules."""
     LLM = "llm"
     CUSTOM = "custom"
+    PRACTICE = "practice"
+    """Nobody reacted: the answer was made to practise a note."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_NAME_CHARACTERS, ChatRequest, JsonSchemaFormat
 from openclaw_rl.rendering.chat import Message, content_text
 from openclaw_rl.rendering.clients import CONTEXT, RUNTIME, client_purpose, is_passing, user_words
+from openclaw_rl.rendering.context import SYSTEM_ROLES
 from openclaw_rl.types import EpisodeMode, TurnKind
 
 #: How the system prompts of side turns begin, and what these turns are for.
@@ -38,7 +39,6 @@ SIDE_SUBAGENTS = {"compact": "compaction", "memory_consolidation": "memory"}
 WARM_UP = "Warmup"
 #: A question this short, with room for one token in the answer, only looks whether the server answers.
 MAX_PROBE_CHARACTERS = 12
-SYSTEM_ROLES = ("system", "developer")
 #: Main or side, and the reason.
 Classification = tuple[TurnKind, str]
 #: OpenClaw adds a counter to a session's id. It rises when the history is cut; the session stays the same.

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from heapq import nsmallest
 from itertools import chain
 
-from openclaw_rl.api.capture.classify import SYSTEM_ROLES
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.wire import TextRequest
 from openclaw_rl.ledger import notes as kept
@@ -18,8 +17,9 @@ from openclaw_rl.ledger.examples import WRITTEN_BY_OWNER
 from openclaw_rl.ledger.examples import shown as shown_notes
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
 from openclaw_rl.rendering.clients import message_words
+from openclaw_rl.rendering.context import applies, with_examples, with_notes
 from openclaw_rl.types import ConversationNote, Note, NoteState, TurnKind, scope_stems
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ MAX_SHARE_WITH_EXAMPLES = 0.5
 MAX_KNOWN_OWNERS = 256
 #: Letters of a word that are compared, so that "recipe" and "recipes" are one word.
 STEM_LETTERS = 5
-#: A shorter word of a scope must be a word of the request; this many letters may be a part of one.
-MIN_PART_LETTERS = 4
 #: Characters of a request that notes and examples are compared with.
 MAX_COMPARED_CHARACTERS = 4000
 _WORD = re.compile(r"\w{3,}|\d+")
@@ -158,15 +156,8 @@ class NoteGiver:
     def messages(self, messages: Sequence[Message], notes: RequestNotes) -> list[Message]:
         """A conversation with what the model is given: notes as instructions, examples as earlier exchanges."""
         texts = [note.text for note in notes.given if not note.question]
-        noted = with_notes(messages, texts, self.renderer.default_system) if texts else list(messages)
-        start = next((i for i, message in enumerate(noted) if message["role"] not in SYSTEM_ROLES), len(noted))
-        exchanges = [
-            {"role": role, "content": text}
-            for note in notes.given
-            if note.question
-            for role, text in (("user", note.question), ("assistant", note.text))
-        ]
-        return [*noted[:start], *exchanges, *noted[start:]]
+        exchanges = [(note.question, note.text) for note in notes.given if note.question]
+        return with_examples(with_notes(messages, texts, self.renderer.default_system), exchanges)
 
     def _is_withheld(self, note: Note, conversations: int) -> bool:
         every = self.options.note_probes
@@ -291,18 +282,6 @@ def stems(text: str) -> frozenset[str]:
     return frozenset(word.lower()[:STEM_LETTERS] for word in _WORD.findall(text))
 
 
-def applies(scope: frozenset[str], said: str, words: frozenset[str]) -> bool:
-    """Whether a request has a word of a note's scope. `said` are its words without case, and `words` their stems.
-
-    A longer word may be a part of another ("rezept" in "Nudelrezepte"), as all words of Chinese and Japanese are.
-    """
-    return any(
-        stem in words or ((len(stem) >= MIN_PART_LETTERS or not stem.isascii()) and stem in said)
-        for stem in scope
-        if len(stem) > 1
-    )
-
-
 def last_words(messages: Sequence[Message]) -> str:
     """What the user said last."""
     said = [message for message in messages if message["role"] == "user"]
@@ -313,24 +292,3 @@ def takes_notes(incoming: IncomingRequest, kind: TurnKind) -> bool:
     """Whether a request is one of a chat with a person, which its notes are meant for, and lets itself have them."""
     is_chat = kind is TurnKind.MAIN and not isinstance(incoming.request, TextRequest) and incoming.episode is None
     return is_chat and (incoming.headers.get(NOTES_HEADER) or "").strip().lower() not in NOTES_OFF
-
-
-def with_notes(messages: Sequence[Message], notes: Sequence[str], default_system: str = "") -> list[Message]:
-    """A conversation with notes at the end of the system message that it begins with, a line for each.
-
-    They stand there as instructions. Under a heading that says where they come from, a small model keeps to them half
-    as often (docs/results/notes.md).
-
-    What stands before them stays as it is, so that a cached prefix is used. If it does not begin with one, one is
-    added, which begins with the text that the model's template would write in its place (`default_system`). A system
-    message that comes later may be a new one, and prompts must extend each other.
-    """
-    block = "\n".join(notes)
-    if not messages or messages[0]["role"] not in SYSTEM_ROLES:
-        return [{"role": "system", "content": joined(default_system, block)}, *messages]
-    first, *others = messages
-    return [{**first, "content": joined(content_text(first.get("content")), block)}, *others]
-
-
-def joined(text: str, block: str) -> str:
-    return f"{text}\n\n{block}" if text else block

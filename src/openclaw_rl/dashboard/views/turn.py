@@ -48,6 +48,7 @@ SAMPLES = {
     SampleKind.OPD: "teaches with a hint",
     SampleKind.RL: "teaches with its score",
     SampleKind.NOTES: "teaches what the notes ask for",
+    SampleKind.PRACTICE: "is practised",
 }
 #: Tokens of a response that are shown.
 MAX_TOKENS = 600

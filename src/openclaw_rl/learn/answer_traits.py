@@ -1,0 +1,121 @@
+"""What wanted answers have in common that a model's usual answers lack, as far as their form and words show it.
+
+Two examples show what a note means: both begin with "Well", both end with a question. Practice imitates only answers
+that show the same, so the policy learns a wish better than the model keeps to it with the examples.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Shows = Callable[[str], bool]
+
+#: A form counts if at most this share of the usual answers has it, and a word if at most that one.
+MAX_USUAL_FORMS, MAX_USUAL_WORDS = 0.15, 0.05
+#: A word counts if the examples make it likelier by this share of the answers. Otherwise both have it by chance.
+MIN_RAISED = 0.1
+MIN_LETTERS = 3
+
+_EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")
+_ITEM = re.compile(r"\s*(?:[-*+•]|\d+[.)])\s")
+_WORD = re.compile(r"[^\W_]+(?:[;'’.-][^\W_]+)*")
+_LABEL = re.compile(r"\s*([^\W\d_][\w;'’ -]{0,24}:)")
+
+
+def words(text: str) -> list[str]:
+    return [word.casefold() for word in _WORD.findall(text)]
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def labels(text: str) -> set[str]:
+    """How lines of a text begin that begin with a label: "tl;dr:"."""
+    return {match[1].casefold() for line in lines(text) if (match := _LABEL.match(line))}
+
+
+def last_line(text: str) -> str:
+    """The words of the last line."""
+    return " ".join(words(lines(text)[-1])) if lines(text) else ""
+
+
+FORMS: Mapping[str, Shows] = {
+    "an emoji": lambda text: _EMOJI.search(text) is not None,
+    "a list": lambda text: any(map(_ITEM.match, lines(text))),
+    "nothing but a list": lambda text: bool(lines(text)) and all(map(_ITEM.match, lines(text))),
+    "bold words": lambda text: "**" in text,
+    "a bold beginning": lambda text: text.lstrip().startswith("**"),
+    "a question at the end": lambda text: text.rstrip().endswith(("?", "？")),
+    "an exclamation mark": lambda text: "!" in text,
+    "code": lambda text: "```" in text,
+    "no capital letters": lambda text: text.islower(),
+    "only capital letters": lambda text: text.isupper(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTraits:
+    """What an answer must show to be like the examples."""
+
+    forms: Mapping[str, Shows] = field(default_factory=dict)
+    """All of them, by their names."""
+    words: frozenset[str] = frozenset()
+    """At least one of them; empty: any."""
+
+    def __bool__(self) -> bool:
+        return bool(self.forms or self.words)
+
+    def shown_by(self, text: str) -> bool:
+        return all(shows(text) for shows in self.forms.values()) and (
+            not self.words or bool(self.words & set(words(text)))
+        )
+
+
+def find_traits(wanted: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
+    """What all wanted answers show and few usual ones do; nothing if there are fewer than two wanted ones."""
+    if len(wanted) < 2 or not usual:
+        return AnswerTraits()
+    forms = {
+        name: shows
+        for name, shows in (*FORMS.items(), *_edges(wanted).items())
+        if all(map(shows, wanted)) and _share(shows, usual) <= MAX_USUAL_FORMS
+    }
+    shared = set.intersection(*(set(words(text)) for text in wanted))
+    rare = {word for word in shared if len(word) >= MIN_LETTERS and _share(_has(word), usual) <= MAX_USUAL_WORDS}
+    return AnswerTraits(forms, frozenset(rare))
+
+
+def confirmed(traits: AnswerTraits, taught: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
+    """The traits without words that answers under the examples (`taught`) have no more often than usual ones."""
+
+    def is_raised(word: str) -> bool:
+        return _share(_has(word), taught) >= _share(_has(word), usual) + MIN_RAISED
+
+    return AnswerTraits(traits.forms, frozenset(filter(is_raised, traits.words)))
+
+
+def _edges(wanted: Sequence[str]) -> dict[str, Shows]:
+    """How all wanted answers begin and end: the first word, the label of a line, the last line."""
+    found: dict[str, Shows] = {}
+    first = {words(text)[0] if words(text) else "" for text in wanted}
+    if len(first) == 1 and (word := first.pop()):
+        found[f"the first word {word}"] = lambda text: words(text)[:1] == [word]
+    for label in set.intersection(*map(labels, wanted)):
+        found[f"a line that begins with {label}"] = _labelled(label)
+    last = {last_line(text) for text in wanted}
+    if len(last) == 1 and (end := last.pop()):
+        found[f"the last line {end}"] = lambda text: last_line(text).endswith(end)
+    return found
+
+
+def _has(word: str) -> Shows:
+    return lambda text: word in words(text)
+
+
+def _labelled(label: str) -> Shows:
+    return lambda text: label in labels(text)
+
+
+def _share(shows: Shows, texts: Sequence[str]) -> float:
+    return sum(map(shows, texts)) / len(texts) if texts else 0.0

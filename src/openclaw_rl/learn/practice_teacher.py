@@ -1,0 +1,303 @@
+"""The answers that are practised: what the base model says with a note, its examples and all other notes.
+
+An answer is kept if it ended, makes sense, keeps to the note as far as that can be checked, and shows what the examples
+have in common (`answer_traits`). Kept answers become further examples, so that later ones keep to the note more often.
+"""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+
+from openclaw_rl.aio import gather_or_cancel
+from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.learn.answer_traits import AnswerTraits, confirmed, find_traits
+from openclaw_rl.ledger import examples, notes
+from openclaw_rl.ledger.examples import WRITTEN_BY_OWNER
+from openclaw_rl.ledger.practices import LEARNED, questions
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
+from openclaw_rl.rendering.context import applies, with_examples, with_notes
+from openclaw_rl.sense import check
+from openclaw_rl.types import (
+    BASE_VERSION,
+    FinishReason,
+    Note,
+    NoteState,
+    PracticedAnswer,
+    PracticePrompt,
+    Priority,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    scope_stems,
+)
+
+#: Whether an answer keeps to a note's text; None if nothing shows it.
+Keeps = Callable[[str, str], bool | None]
+
+#: As answers are sampled for people. Colder ones repeat themselves, and so does a policy that imitates them.
+TEMPERATURE = 0.7
+MAX_ANSWER_TOKENS = 160
+#: Examples of the note in a prompt: what its owner wrote or accepted, and answers that were kept.
+OWN_EXAMPLES, KEPT_EXAMPLES = 2, 2
+#: Examples of other notes that were learned for good, so that they are not unlearned.
+OTHER_EXAMPLES = 2
+#: Own answers of the base model that show what it usually does, and how long they are at most.
+USUAL_ANSWERS, USUAL_TOKENS = 16, 64
+#: Prompts that are not practised with, so that the policy can be tried with them.
+TRIAL_PROMPTS = 16
+#: One prompt in this many of those that a note with a scope is for is kept for the trial.
+TRIAL_SHARE = 4
+#: Answers that are sampled at the same time.
+MAX_CONCURRENT = 8
+
+
+def shipped_prompts() -> list[PracticePrompt]:
+    """The first messages that come with the program."""
+    text = (files(__package__) / "practice_prompts.jsonl").read_text("utf-8")
+    return [PracticePrompt(json.loads(line)["prompt"]) for line in text.splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSets:
+    """The first messages of a practice."""
+
+    practised: list[PracticePrompt]
+    trial: list[PracticePrompt]
+    others: list[PracticePrompt]
+    """Those that the note is not for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An answer as it was sampled."""
+
+    prompt: PracticePrompt
+    ids: tuple[int, ...]
+    text: str
+    ended: bool
+
+
+class PracticeTeacher:
+    """Makes the answers of one practice. Every call may raise EngineError or LedgerError."""
+
+    def __init__(
+        self, ledger: Ledger, sampler: Sampler, renderer: ChatRenderer, note: Note, keeps: Keeps, seed: int
+    ) -> None:
+        self.sampler = sampler
+        self.renderer = renderer
+        self.note = note
+        self.keeps = keeps
+        self.open_requests = 0
+        """Requests of its own that the sampler works on."""
+        self.sampled = 0
+        """Answers with the note so far, and below those of them that keep to it."""
+        self.kept: list[tuple[str, str]] = []
+        self.traits = AnswerTraits()
+        self._usual: list[str] = []
+        self._dice = random.Random(seed)
+        self._draws = seed << 20
+        in_use = ledger.read(notes.for_new_conversation, note.owner)
+        self._notes = [one for one in in_use if not one.question]
+        self._sort_examples(in_use, ledger.read(examples.shown, note.owner))
+        self.prompts = self._choose_prompts(ledger.read(questions, note.owner))
+        self._order: list[PracticePrompt] = []
+        self._ready: list[Sampled] = []
+        """Kept answers that no step has taken yet."""
+        self._shown: list[tuple[str, str]] = []
+        """The examples of the next prompts. Those of one call share them, and so the beginning of their prompts."""
+
+    def _sort_examples(self, in_use: Sequence[Note], shown: Mapping[int, set[int]]) -> None:
+        """Find the examples of the note, the best last, and one of each note that was learned for good before."""
+        learned = {one.number for one in self._notes if one.state is NoteState.RETIRED and one.reason == LEARNED}
+        ranked = sorted(
+            (one for one in in_use if one.question), key=lambda one: (one.origin in WRITTEN_BY_OWNER, one.number)
+        )
+        self._examples = [
+            (one.question, one.text) for one in ranked if self.note.number in shown.get(one.number, set())
+        ][-OWN_EXAMPLES:]
+        others: dict[int, tuple[str, str]] = {}
+        for one in ranked:
+            for number in (shown.get(one.number, set()) & learned) - {self.note.number}:
+                others[number] = (one.question, one.text)
+        self._others = list(others.values())[-OTHER_EXAMPLES:]
+        self._free_words = any(not check(answer, question, "").ok for question, answer in self._examples)
+
+    def _choose_prompts(self, own: Sequence[PracticePrompt]) -> PromptSets:
+        """The owner's own messages first, as far as the note is for them, then those that come with the program."""
+        shown = {question for question, _ in self._examples}
+        shipped = shipped_prompts()
+        self._dice.shuffle(shipped)
+        known = [prompt for prompt in (*own, *shipped) if prompt.text not in shown]
+        fitting = [prompt for prompt in known if concerns(self.note, prompt.text)]
+        count = min(TRIAL_PROMPTS, len(fitting) // TRIAL_SHARE)
+        others = [prompt for prompt in known if not concerns(self.note, prompt.text)]
+        return PromptSets(fitting[: len(fitting) - count], fitting[len(fitting) - count :], others)
+
+    async def prepare(self) -> None:
+        """Learn from the base model's usual answers what the examples have in common."""
+        prompts = self.prompts.practised[-USUAL_ANSWERS:]
+        usual = await self._ask(prompts, self._without_context, BASE_VERSION, USUAL_TOKENS)
+        self._usual = [one.text for one in usual]
+        self.traits = find_traits([answer for _, answer in self._examples], self._usual)
+
+    async def sample(self, count: int) -> int:
+        """Sample `count` answers with the note; how many kept ones are ready to be taken."""
+        # Of those that were kept so far, others each time, so that none is copied.
+        more = self._dice.sample(self.kept, KEPT_EXAMPLES) if len(self.kept) > KEPT_EXAMPLES else []
+        self._shown = [*self._others, *self._dice.sample([*self._examples, *more], len(self._examples) + len(more))]
+        prompts = [self._next_prompt() for _ in range(count)]
+        sensible = [one for one in await self._ask(prompts, self._with_context, BASE_VERSION) if self.makes_sense(one)]
+        if not self.sampled:
+            self.traits = confirmed(self.traits, [one.text for one in sensible], self._usual)
+        kept = [one for one in sensible if self.shows_note(one.text) is not False]
+        self.sampled += count
+        self.kept += [(one.prompt.text, one.text) for one in kept]
+        self._ready += kept
+        return len(self._ready)
+
+    async def take(self, count: int) -> list[PracticedAnswer]:
+        """Kept answers, ready to be trained on."""
+        answers = await self._to_train(self._ready[:count])
+        del self._ready[:count]
+        return answers
+
+    async def own_answers(self, count: int) -> list[PracticedAnswer]:
+        """Sample answers of the policy without the note, with what the base model thinks of them with the note."""
+        version = self.sampler.newest_version
+        self._shown = [*self._others, *self._examples]
+        prompts = [self._next_prompt() for _ in range(count)]
+        sampled = [one for one in await self._ask(prompts, self._without_context, version) if one.ended]
+        self.sampled += count
+        ready = await self._to_train(sampled, version)
+        return [
+            replace(one, teacher_logprobs=await self._score(self._with_context(one.prompt), one.response_ids, 0))
+            for one in ready
+        ]
+
+    async def anchors(self, count: int) -> list[PracticedAnswer]:
+        """The base model's own answers where the note is not wished; none if it is wished everywhere."""
+        if not self.prompts.others or not count:
+            return []
+        prompts = self._dice.choices(self.prompts.others, k=count)
+        sampled = await self._ask(prompts, self._with_other_notes, BASE_VERSION)
+        return [replace(one, is_anchor=True) for one in await self._to_train(list(filter(self.makes_sense, sampled)))]
+
+    async def try_policy(self) -> tuple[int, int]:
+        """How many answers of the policy without the note keep to it, of how many that show it."""
+        asked = await self._ask(self.prompts.trial, self._without_context, self.sampler.newest_version)
+        shown = [self.shows_note(one.text) if self.makes_sense(one) else False for one in asked]
+        checked = [one for one in shown if one is not None]
+        return sum(checked), len(checked)
+
+    def makes_sense(self, sampled: Sampled) -> bool:
+        """Whether an answer ended, and the check of sense accepts it.
+
+        It need not share words with its question where a note is checked to be kept ("Answer in French.") or where the
+        owner's own examples do not.
+        """
+        free = self._free_words or self.keeps(self.note.text, sampled.text) is True
+        return sampled.ended and check(sampled.text, sampled.prompt.text, "", translated=free).ok
+
+    def shows_note(self, text: str) -> bool | None:
+        """Whether an answer keeps to the note; None if nothing shows it."""
+        said = self.keeps(self.note.text, text)
+        if said is False or not self.traits:
+            return said
+        return self.traits.shown_by(text)
+
+    def _next_prompt(self) -> PracticePrompt:
+        """Each prompt once, in the order of the seed, then again."""
+        if not self._order:
+            self._order = self._dice.sample(self.prompts.practised, len(self.prompts.practised))
+        return self._order.pop()
+
+    def _without_context(self, prompt: PracticePrompt) -> list[int]:
+        return self._ids([{"role": "user", "content": prompt.text}])
+
+    def _with_context(self, prompt: PracticePrompt) -> list[int]:
+        return self._noted(prompt, [shown for shown in self._shown if shown[0] != prompt.text])
+
+    def _with_other_notes(self, prompt: PracticePrompt) -> list[int]:
+        return self._noted(prompt, self._others)
+
+    def _noted(self, prompt: PracticePrompt, given: Sequence[tuple[str, str]]) -> list[int]:
+        """A prompt with the notes that are for it, and examples; with fewer examples if they fill the context."""
+        texts = [note.text for note in self._notes if concerns(note, prompt.text)]
+        messages = with_notes([{"role": "user", "content": prompt.text}], texts, self.renderer.default_system)
+        room = self.sampler.limits.max_context_tokens - MAX_ANSWER_TOKENS
+        for first in range(len(given) + 1):
+            ids = self._ids(with_examples(messages, given[first:]))
+            if len(ids) <= room:
+                return ids
+        return self._without_context(prompt)
+
+    def _ids(self, messages: list[Message]) -> list[int]:
+        try:
+            return list(self.renderer.prompt(self.renderer.text(messages)).ids)
+        except ChatError as error:
+            raise EngineError(f"The model's template does not accept a conversation with notes: {error}") from error
+
+    async def _ask(
+        self,
+        prompts: Sequence[PracticePrompt],
+        write: Callable[[PracticePrompt], list[int]],
+        version: int,
+        max_tokens: int = MAX_ANSWER_TOKENS,
+    ) -> list[Sampled]:
+        """Sample an answer to each prompt as background work. A cancelled call closes its requests at once."""
+        waiting = iter(prompts)
+
+        async def answer_all() -> list[Sampled]:
+            return [await self._sample(prompt, write(prompt), version, max_tokens) for prompt in waiting]
+
+        workers = min(MAX_CONCURRENT, self.sampler.limits.max_sequences, len(prompts))
+        return [one for done in await gather_or_cancel([answer_all() for _ in range(workers)]) for one in done]
+
+    async def _sample(self, prompt: PracticePrompt, ids: Sequence[int], version: int, max_tokens: int) -> Sampled:
+        self._draws += 1
+        params = SamplingParams(
+            min(max_tokens, self.sampler.limits.max_context_tokens - len(ids)),
+            temperature=TEMPERATURE,
+            seed=self._draws,
+            stop_token_ids=self.renderer.tokenizer.eos_ids,
+        )
+        request = SampleRequest(ids, params, version=version, priority=Priority.BACKGROUND, owner=self.note.owner)
+        self.open_requests += 1
+        stream = self.sampler.sample(request)
+        try:
+            tokens = [token async for some in stream for token in some]
+        finally:
+            stream.close()
+            self.open_requests -= 1
+        response = tuple(token.token_id for token in tokens)
+        text = str(self.renderer.tokenizer.backend.decode(list(response), skip_special_tokens=True)).strip()
+        return Sampled(prompt, response, text, tokens[-1].finish is FinishReason.STOP)
+
+    async def _to_train(self, sampled: Sequence[Sampled], version: int | None = None) -> list[PracticedAnswer]:
+        """Answers with the log-probs that the policy gives them without the note."""
+        version = self.sampler.newest_version if version is None else version
+
+        async def scored(one: Sampled) -> PracticedAnswer:
+            ids = tuple(self._without_context(one.prompt))
+            return PracticedAnswer(
+                one.prompt, one.text, ids, one.ids, await self._score(ids, one.ids, version), version
+            )
+
+        return await gather_or_cancel([scored(one) for one in sampled])
+
+    async def _score(self, prompt: Sequence[int], response: Sequence[int], version: int) -> tuple[float, ...]:
+        request = ScoreRequest([*prompt, *response], len(response), version=version, owner=self.note.owner)
+        self.open_requests += 1
+        try:
+            return tuple((await self.sampler.score(request)).logprobs)
+        finally:
+            self.open_requests -= 1
+
+
+def concerns(note: Note, request: str) -> bool:
+    """Whether a note is for a request."""
+    said = request.casefold()
+    return not note.scope or applies(scope_stems(note.scope), said, scope_stems(said))

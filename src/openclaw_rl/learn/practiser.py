@@ -1,0 +1,212 @@
+"""Practises notes while nobody needs the machine, so that the policy keeps to them without being told."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from openclaw_rl.aio import wait_at_most
+from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.learn.practice_teacher import Keeps, PracticeTeacher
+from openclaw_rl.ledger import notes, practices
+from openclaw_rl.ledger.errors import CannotPractise, LedgerError, UnknownNote
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import Note, Practice, PracticedAnswer, PracticeState, State
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Answers of a step. 24 steps of 8 taught as well as 20 of 24 (docs/results/wishes.md).
+BATCH = 8
+#: Of these, answers to prompts that a note with a scope is not for.
+ANCHORS = 2
+#: Answers that are sampled at a time, and after how many too few kept ones end a practice.
+SAMPLED_AT_ONCE, SAMPLED_TO_DECIDE = 16, 64
+#: The least share of answers that keep to a note for it to be practised.
+MIN_KEPT = 0.06
+#: A note is learned for good if the policy keeps to it without it in this share of the trial, and nearly as often as
+#: the base model does with it.
+MIN_HELD, MAX_LOSS = 0.5, 0.15
+#: How often to look whether people wait, while answers are sampled.
+LOOK_SECONDS = 0.05
+#: Steps in a row that the learner may refuse.
+MAX_REFUSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PracticeSettings:
+    """When and how notes are practised."""
+
+    automatic: bool
+    """Whether the server begins by itself. Otherwise a note is practised when somebody asks for it."""
+    steps: int
+    idle_seconds: float
+    """How long people must not have used the sampler before the server practises by itself."""
+    on_policy: bool
+    """Whether the policy's own answers are distilled; otherwise the base model's are imitated."""
+    several_users: bool
+    """Whether the server has keys for several users."""
+    personal: bool
+    """Whether the policy that they share is taught what only one of them wishes."""
+    seed: int
+    poll_seconds: float = 1.0
+    resume_seconds: float = 1.0
+    """How long they must not have used it before a practice goes on that somebody asked for."""
+
+
+class Ended(Exception):
+    """A practice cannot go on; the message says why."""
+
+
+class Practiser:
+    """Practises one note after the other.
+
+    - Answers are sampled as background work. As soon as people use the sampler, those that are under way are given up.
+    - The learn loop makes the steps, after those from feedback. Each practised answer is trained on once.
+    - Killed in between, it goes on after the next start with the steps that are left.
+    - What the model does not keep to with its examples either is not practised; the reason is recorded.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        loop: LearnLoop,
+        sampler: Sampler,
+        renderer: ChatRenderer,
+        keeps: Keeps,
+        settings: PracticeSettings,
+    ) -> None:
+        self.ledger = ledger
+        self.loop = loop
+        self.sampler = sampler
+        self.renderer = renderer
+        self.keeps = keeps
+        self.settings = settings
+        self._used_at = time.monotonic()
+        """When people were seen to use the sampler last."""
+        self._patience = settings.idle_seconds
+        self._teacher: PracticeTeacher | None = None
+
+    async def run(self) -> None:
+        """Practise until cancelled."""
+        while True:
+            try:
+                await self._go_on()
+            except (EngineError, LedgerError, OSError) as error:
+                log.warning("Practice pauses: %s", error)
+                await asyncio.sleep(self.settings.poll_seconds)
+
+    async def _go_on(self) -> None:
+        """Practise what is under way or due; otherwise wait a little."""
+        current = self.ledger.read(practices.current)
+        self._patience = self.settings.idle_seconds
+        if current is None and self.settings.automatic and self._is_idle() and self.loop.is_waiting:
+            current = await self.ledger.write(practices.add_due)
+        if current is None:
+            await asyncio.sleep(self.settings.poll_seconds)
+            return
+        try:
+            await self._practise(current)
+        except (Ended, CannotPractise, UnknownNote) as error:
+            log.info("The practice of note %d ends early: %s", current.note, error)
+            await self.ledger.write(practices.set_state, current.number, PracticeState.STOPPED, str(error))
+        finally:
+            self._teacher = None
+
+    async def _practise(self, current: Practice) -> None:
+        """Make the steps that are left, then try whether the policy keeps to the note."""
+        note = self.ledger.read(notes.load, current.note)
+        log.info("Note %d is practised: %s", note.number, note.text)
+        self._patience = self.settings.resume_seconds if current.by_hand else self.settings.idle_seconds
+        current = await self.ledger.write(
+            practices.start,
+            current.number,
+            self.settings.steps,
+            personal=self.settings.personal,
+            several=self.settings.several_users,
+        )
+        self._teacher = teacher = PracticeTeacher(
+            self.ledger, self.sampler, self.renderer, note, self.keeps, self.settings.seed + current.number
+        )
+        # What was sampled before a crash is trained on first.
+        await self._train(self.ledger.read(practices.to_train))
+        teacher.kept += self.ledger.read(practices.answers, current.number)
+        await self._giving_way(teacher.prepare)
+        refused = 0
+        while (current := self.ledger.read(practices.load, current.number)).made < current.steps:
+            batch = await self._batch(teacher, note)
+            turns = await self.ledger.write(practices.add_answers, current, batch)
+            await self._train(turns)
+            refused = 0 if self.ledger.read(practices.load, current.number).made > current.made else refused + 1
+            if refused >= MAX_REFUSED:
+                raise Ended("the learner refused its steps")
+        await self._conclude(teacher, current)
+
+    async def _batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
+        """The answers of a step. Raises Ended if the model does not keep to the note."""
+        anchors = await self._giving_way(lambda: teacher.anchors(ANCHORS if note.scope else 0))
+        needed = BATCH - len(anchors)
+        if self.settings.on_policy:
+            return [*anchors, *await self._giving_way(lambda: teacher.own_answers(needed))]
+        while await self._giving_way(lambda: teacher.sample(SAMPLED_AT_ONCE)) < needed:
+            kept = len(teacher.kept)
+            if teacher.sampled >= SAMPLED_TO_DECIDE and kept < MIN_KEPT * teacher.sampled:
+                raise Ended(f"this model keeps to it in {kept} of {teacher.sampled} answers; a larger model may")
+        return [*anchors, *await self._giving_way(lambda: teacher.take(needed))]
+
+    async def _train(self, turns: list[int]) -> None:
+        """Wait until the learn loop has trained on these answers, or has dropped them."""
+        self.loop.may_practise = self._is_idle
+        with self.ledger.watch() as changed:
+            while any(state in (State.JUDGED, State.BATCHED) for state in self.ledger.read(practices.states, turns)):
+                if self.loop.step >= self.loop.settings.max_steps:
+                    raise Ended(f"--max-steps {self.loop.settings.max_steps} have been made")
+                changed.clear()
+                await wait_at_most(self.settings.poll_seconds, changed.wait())
+
+    async def _conclude(self, teacher: PracticeTeacher, current: Practice) -> None:
+        """Try the policy without the note, and retire the note if it keeps to it."""
+        held, tried = await self._giving_way(teacher.try_policy)
+        kept = len(teacher.kept) / teacher.sampled if teacher.sampled else MIN_HELD
+        if not tried:
+            state, reason = PracticeState.DONE, "your next conversations show whether the policy keeps to it"
+        else:
+            reason = f"without the note, {held} of {tried} answers to other questions keep to it"
+            is_learned = held / tried >= max(MIN_HELD, kept - MAX_LOSS)
+            state = PracticeState.LEARNED if is_learned else PracticeState.DONE
+        log.info("Note %d has been practised in %d steps: %s.", current.note, current.made, reason)
+        await self.ledger.write(practices.set_state, current.number, state, reason)
+
+    async def _giving_way(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do a piece of work while nobody uses the sampler; if somebody comes, begin it again later."""
+        while True:
+            while not (self._is_idle() and self.loop.is_waiting):
+                await asyncio.sleep(LOOK_SECONDS)
+            task = asyncio.create_task(work())
+            try:
+                while not task.done():
+                    await asyncio.wait({task}, timeout=LOOK_SECONDS)
+                    if not self._is_idle():
+                        break
+                else:
+                    return task.result()
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            if task.done() and not task.cancelled() and task.exception() is None:
+                return task.result()
+
+    def _is_idle(self) -> bool:
+        """Whether people have not used the sampler for a while."""
+        stats = self.sampler.stats()
+        own = self._teacher.open_requests if self._teacher else 0
+        now = time.monotonic()
+        if stats.active + stats.waiting > own:
+            self._used_at = now
+        return now - self._used_at >= self._patience

@@ -1,0 +1,270 @@
+"""Practice: which notes are due for it, and the answers that are practised."""
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from openclaw_rl.ledger import notes, verdicts
+from openclaw_rl.ledger.errors import CannotPractise, DamagedTurn
+from openclaw_rl.ledger.packing import known, unpack_message
+from openclaw_rl.ledger.sessions import PRACTISED, load_messages
+from openclaw_rl.ledger.turns import record_turn
+from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.types import (
+    ENDED_PRACTICE,
+    Continuation,
+    Hint,
+    Note,
+    NoteOutcomes,
+    NoteState,
+    Practice,
+    PracticedAnswer,
+    PracticePrompt,
+    PracticeState,
+    SampleKind,
+    SamplingParams,
+    SessionKey,
+    Source,
+    State,
+    StepOutcome,
+    Turn,
+    TurnKind,
+    Verdict,
+)
+
+#: A note is practised once this many reactions show that the model keeps to it with its context, in at least half.
+MIN_REACTIONS = 4
+#: The most characters of a first message that is practised with, and how many are looked at.
+MAX_QUESTION_CHARACTERS = 400
+MAX_QUESTIONS = 400
+#: Why a note is retired after practice.
+LEARNED = "learned for good"
+
+
+def request(db: sqlite3.Connection, note: int, owner: str | None = None) -> Practice:
+    """Let a note be practised, whatever its reactions were; with `owner`, only a note of this owner.
+
+    A practice of it that is under way is returned instead of a second one. Raises UnknownNote and CannotPractise.
+    """
+    wanted = notes.load(db, note, owner)
+    if wanted.question:
+        raise CannotPractise(f"{note} is an example: practise the note that it shows.")
+    under_way = next((one for one in load_all(db, note) if one.state not in ENDED_PRACTICE), None)
+    return under_way or _add(db, wanted, by_hand=True)
+
+
+def add_due(db: sqlite3.Connection) -> Practice | None:
+    """Let the first note be practised that is due for it, if there is one.
+
+    It is one that the model keeps to with its context, and that was not practised since it got its text.
+    """
+    for note in notes.of_owner(db):
+        if note.state is not NoteState.ACTIVE or note.pinned:
+            continue
+        heard = reactions(db, note)
+        if heard.total < MIN_REACTIONS or 2 * heard.held < heard.total:
+            continue
+        tried = any(one.created >= note.changed for one in load_all(db, note.number))
+        if not tried:
+            return _add(db, note, by_hand=False)
+    return None
+
+
+def reactions(db: sqlite3.Connection, note: Note) -> NoteOutcomes:
+    """How first answers that were given with a note or with examples of it were received, each counted once."""
+    rows = db.execute(
+        "SELECT min(held) AS held FROM note_outcomes WHERE given AND created >= ? AND (note = ? OR note IN "
+        "(SELECT example FROM example_notes WHERE note = ?)) GROUP BY turn",
+        (note.changed, note.number, note.number),
+    ).fetchall()
+    held = sum(row["held"] for row in rows)
+    return NoteOutcomes(held, len(rows) - held)
+
+
+def _add(db: sqlite3.Connection, note: Note, *, by_hand: bool) -> Practice:
+    number = db.execute(
+        "INSERT INTO practices (owner, note, state, by_hand, created) VALUES (?, ?, ?, ?, ?) RETURNING number",
+        (note.owner, note.number, PracticeState.WAITING, by_hand, time.time()),
+    ).fetchone()["number"]
+    return load(db, number)
+
+
+def start(db: sqlite3.Connection, number: int, steps: int, *, personal: bool, several: bool) -> Practice:
+    """Begin a practice, or go on with it: it has so many steps, unless it began with another number.
+
+    Raises CannotPractise if the note is one user's own matter and `several` share the policy, unless `personal`.
+    """
+    found = load(db, number)
+    if not personal and (reason := notes.why_note_is_personal(db, notes.load(db, found.note), several=several)):
+        raise CannotPractise(reason)
+    db.execute(
+        "UPDATE practices SET state = ?, steps = coalesce(nullif(steps, 0), ?) WHERE number = ?",
+        (PracticeState.RUNNING, steps, number),
+    )
+    return load(db, number)
+
+
+def load(db: sqlite3.Connection, number: int) -> Practice:
+    """A practice. Raises CannotPractise if it was deleted with its note."""
+    row = db.execute("SELECT * FROM practices WHERE number = ?", (number,)).fetchone()
+    if row is None:
+        raise CannotPractise("Its note was deleted.")
+    return _practice(db, row)
+
+
+def load_all(db: sqlite3.Connection, note: int | None = None) -> list[Practice]:
+    """All practices, or those of a note, the newest first."""
+    rows = db.execute("SELECT * FROM practices WHERE coalesce(?, note) = note ORDER BY number DESC", (note,)).fetchall()
+    return [_practice(db, row) for row in rows]
+
+
+def current(db: sqlite3.Connection) -> Practice | None:
+    """The practice to go on with: one that runs, then the first that waits."""
+    row = db.execute(
+        "SELECT * FROM practices WHERE state IN (?, ?) ORDER BY state = ? DESC, number LIMIT 1",
+        (PracticeState.RUNNING, PracticeState.WAITING, PracticeState.RUNNING),
+    ).fetchone()
+    return None if row is None else _practice(db, row)
+
+
+def set_state(db: sqlite3.Connection, number: int, state: PracticeState, reason: str = "") -> None:
+    """Change a practice. What was learned for good retires its note, unless it is pinned."""
+    ended = time.time() if state in ENDED_PRACTICE else None
+    db.execute("UPDATE practices SET state = ?, reason = ?, ended = ? WHERE number = ?", (state, reason, ended, number))
+    if state is PracticeState.LEARNED:
+        db.execute(
+            "UPDATE notes SET state = ?, reason = ?, changed = ? WHERE NOT pinned AND state = ? AND number = "
+            "(SELECT note FROM practices WHERE number = ?)",
+            (NoteState.RETIRED, LEARNED, time.time(), NoteState.ACTIVE, number),
+        )
+
+
+def questions(db: sqlite3.Connection, owner: str) -> list[PracticePrompt]:
+    """The first messages of an owner's conversations that can be practised with, the newest first, each once."""
+    rows = db.execute(
+        "SELECT max(t.number) AS number, t.request FROM turns t JOIN sessions s ON s.number = t.session "
+        "WHERE s.owner = ? AND t.parent IS NULL AND t.kind = ? GROUP BY t.session ORDER BY 1 DESC LIMIT ?",
+        (owner, TurnKind.MAIN, MAX_QUESTIONS),
+    ).fetchall()
+    found: dict[str, PracticePrompt] = {}
+    for row in rows:
+        try:
+            messages = load_messages(db, row["number"], row["request"])
+        except DamagedTurn:
+            continue
+        text = content_text(messages[-1].get("content")).strip() if is_plain(messages) else ""
+        if text and len(text) <= MAX_QUESTION_CHARACTERS:
+            found.setdefault(text, PracticePrompt(text, row["number"]))
+    return list(found.values())
+
+
+def is_plain(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether a conversation begins with one message of its user, as text, and nothing else."""
+    return len(messages) == 1 and messages[0]["role"] == "user" and isinstance(messages[0].get("content"), str)
+
+
+def add_answers(db: sqlite3.Connection, practice: Practice, answers: Sequence[PracticedAnswer]) -> list[int]:
+    """Record answers to be trained on; their turns."""
+    return [_add_answer(db, practice, answer) for answer in answers]
+
+
+def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAnswer) -> int:
+    id = f"practice-{uuid4().hex}"
+    asked = answer.prompt.turn
+    if asked is not None and db.execute("SELECT 1 FROM turns WHERE number = ?", (asked,)).fetchone() is None:
+        raise CannotPractise("A message that it practises with was deleted meanwhile.")
+    origin = "a question that comes with the program" if asked is None else f"your message of turn {asked}"
+    purpose = "keep other answers as they were beside" if answer.is_anchor else "practise"
+    turn = Turn(
+        completion=id,
+        choice=0,
+        session=SessionKey(practice.owner, id),
+        kind=TurnKind.SIDE,
+        kind_reason=f"made to {purpose} note {practice.note}, from {origin}",
+        version=answer.version,
+        messages=[{"role": "user", "content": answer.prompt.text}],
+        message={"role": "assistant", "content": answer.text},
+        prompt_ids=answer.prompt_ids,
+        response_ids=answer.response_ids,
+        logprobs=answer.logprobs,
+        sampling=SamplingParams(max_tokens=len(answer.response_ids)),
+        finish_reason="stop",
+        continuation=Continuation.NEW,
+        parent=None,
+        request_key=id.encode(),
+        end_key=id.encode(),
+    )
+    number = record_turn(db, turn, PRACTISED, None, 0, State.JUDGED)
+    taught = (Hint(turn.kind_reason, answer.teacher_logprobs),) if answer.teacher_logprobs else ()
+    verdict = Verdict(1.0, Source.PRACTICE, taught, reason=turn.kind_reason)
+    verdicts.store(db, number, verdict, SampleKind.PRACTICE)
+    db.execute(
+        "INSERT INTO practised (turn, practice, asked, anchor) VALUES (?, ?, ?, ?)",
+        (number, practice.number, asked, answer.is_anchor),
+    )
+    db.execute("UPDATE sessions SET closed = last, settled = 1 WHERE owner = ? AND id = ?", turn.session)
+    return number
+
+
+def to_train(db: sqlite3.Connection) -> list[int]:
+    """The practised answers that a step is to take."""
+    query = "SELECT number FROM turns WHERE state = ? AND kind = ? ORDER BY number"
+    return [row["number"] for row in db.execute(query, (State.JUDGED, TurnKind.SIDE))]
+
+
+def states(db: sqlite3.Connection, turns: Sequence[int]) -> list[State]:
+    """The states of practised answers that were not deleted."""
+    query = f"SELECT state FROM turns WHERE number IN ({', '.join('?' * len(turns))})"
+    return [known(State, row["state"], State.DROPPED) for row in db.execute(query, list(turns))]
+
+
+def is_practised(db: sqlite3.Connection, turns: Sequence[int]) -> bool:
+    """Whether these turns are practised answers."""
+    query = "SELECT kind FROM turns WHERE number = ?"
+    row = db.execute(query, (turns[0],)).fetchone() if turns else None
+    return row is not None and row["kind"] == TurnKind.SIDE
+
+
+def answers(db: sqlite3.Connection, practice: int) -> list[tuple[str, str]]:
+    """The questions and answers that were practised so far, without anchors."""
+    rows = db.execute(
+        "SELECT t.number, t.request, t.answer FROM practised p JOIN turns t ON t.number = p.turn "
+        "WHERE p.practice = ? AND NOT p.anchor ORDER BY p.turn",
+        (practice,),
+    ).fetchall()
+    found = []
+    for row in rows:
+        try:
+            asked = content_text(load_messages(db, row["number"], row["request"])[-1].get("content"))
+            found.append((asked, content_text(unpack_message(row["answer"]).get("content"))))
+        except (DamagedTurn, ValueError, TypeError, RecursionError):
+            continue
+    return found
+
+
+def sessions_practised_from(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
+    """The sessions of practised answers to the messages of these turns."""
+    query = "SELECT t.session FROM practised p JOIN turns t ON t.number = p.turn WHERE p.asked = ?"
+    return [row["session"] for turn in turns for row in db.execute(query, (turn,))]
+
+
+def _practice(db: sqlite3.Connection, row: sqlite3.Row) -> Practice:
+    (made,) = db.execute(
+        "SELECT count(DISTINCT u.number) FROM practised p JOIN update_turns x ON x.turn = p.turn "
+        "JOIN updates u ON u.number = x.number WHERE p.practice = ? AND u.outcome = ?",
+        (row["number"], StepOutcome.APPLIED),
+    ).fetchone()
+    return Practice(
+        row["number"],
+        row["owner"],
+        row["note"],
+        known(PracticeState, row["state"], PracticeState.STOPPED),
+        row["reason"],
+        bool(row["by_hand"]),
+        row["steps"],
+        made,
+        row["created"],
+        row["ended"],
+    )

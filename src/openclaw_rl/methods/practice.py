@@ -1,0 +1,38 @@
+"""Practice: the policy learns to answer without a note and its examples as the base model does with them.
+
+Two forms. An answer of the base model is imitated: each of its tokens gets the same advantage. Or the policy's own
+answer is distilled on-policy: each token gets the base model's log-prob, with note and examples, minus the policy's.
+That gap is clipped and measured from its mean over the answer, so that no answer is pushed away as a whole.
+"""
+
+from statistics import fmean
+
+from openclaw_rl.methods.base import Baseline, Lesson, Method, NoSignal, clip, teacher_logprobs
+from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.types import StoredTurn
+
+#: The largest gap of a token.
+MAX_GAP = 1.0
+
+
+class PracticeMethod(Method):
+    """Learns from practised answers. It runs beside the method that learns from people, and is not chosen by name."""
+
+    name = "practice"
+    learns_from = "answers that the base model gives with notes and examples"
+
+    def __init__(self, options: MethodOptions) -> None:
+        super().__init__(options)
+        # An answer is practised whatever the others of its batch are.
+        self.centred = False
+        self.compares = False
+
+    def signals(self, turn: StoredTurn, baseline: Baseline) -> Lesson:
+        if turn.verdict is None:
+            raise NoSignal("it is not practised")
+        if not turn.verdict.hints:
+            return Lesson([1.0] * len(turn.response_ids))
+        pairs = zip(teacher_logprobs(turn), turn.logprobs, strict=True)
+        gaps = [clip(teacher - policy, MAX_GAP) for teacher, policy in pairs]
+        mean = fmean(gaps)
+        return Lesson([gap - mean for gap in gaps])
