@@ -25,6 +25,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--questions", type=positive, default=40, help="unseen questions in each examination (default: 40)"
     )
+    parser.add_argument(
+        "--practise",
+        action="store_true",
+        help="after two corrections let the policy practise, and examine it without notes and examples; each wish then "
+        "has a server of its own",
+    )
     parser.add_argument("--at-once", type=positive, default=4, help="wishes measured at the same time (default: 4)")
     parser.add_argument(
         "--out", type=Path, help="a new folder for the results (default: runs/wishes, or runs/wishes-2 …)"

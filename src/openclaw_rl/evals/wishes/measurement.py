@@ -15,6 +15,10 @@ from openclaw_rl.evals.trial import cycled
 from openclaw_rl.evals.wishes.wish import EvalWish
 from openclaw_rl.lab.server import RunningServer
 from openclaw_rl.lab.statistics import Interval, proportion_of_trials, sessions_until_adherence
+from openclaw_rl.ledger import practices
+from openclaw_rl.ledger.notes import of_owner
+from openclaw_rl.ledger.schema import open_ledger, transaction
+from openclaw_rl.types import ENDED_PRACTICE, Practice
 
 #: Of every answer.
 TEMPERATURE = 0.7
@@ -28,8 +32,11 @@ MAX_TEACHING_SESSIONS = 12
 NOTED, SHOWN, CORRECTS, COMPLAINS = PEOPLE = ("noted", "shown", "corrects", "complains")
 #: How often to ask whether everything is judged, and how long to wait for it at most.
 POLL_SECONDS, JUDGE_SECONDS = 0.2, 60.0
-#: Examinations of each wish.
+#: Examinations of each wish. The last is only made of a policy that has practised, and without notes and examples.
 EXAMS = ("before", "note", "one correction", "two corrections")
+PRACTISED = "practised"
+#: How long the practice of a wish may take, and how often to look.
+PRACTICE_SECONDS, PRACTICE_POLL_SECONDS = 3600.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +77,12 @@ class WishOutcome:
     """How many answers were corrected. Fewer than two if the model kept the wish before."""
     first_replies: dict[str, list[bool]] = field(default_factory=dict)
     """By person, whether the first reply of each session kept the wish, until three in a row did."""
+    practices: list[Practice] = field(default_factory=list)
+    """How its notes were practised, if they were."""
 
     def sessions(self, person: str) -> int | None:
         """Sessions until three first replies in a row kept the wish; None if that did not happen."""
-        return sessions_until_adherence(self.first_replies[person])
+        return sessions_until_adherence(self.first_replies.get(person, []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,25 @@ class WishMeasurement:
         """`people` has the chat of each of PEOPLE, with a key of its own."""
         self.outcome = WishOutcome(wish)
         self.wish, self.server, self.people, self.plan, self.advance = wish, server, people, plan, advance
+
+    async def run_with_practice(self) -> WishOutcome:
+        """Examine the model before, after corrections, and after it has practised on a server of its own."""
+        before, *_ = EXAMS
+        await self._examine(before, SHOWN, notes=False)
+        await self._examine_corrections()
+        with open_ledger(self.server.run_dir) as db:
+            with transaction(db):
+                wanted = [practices.request(db, note.number) for note in of_owner(db)]
+            began = time.monotonic()
+            while time.monotonic() - began < PRACTICE_SECONDS:
+                self.outcome.practices = [practices.load(db, one.number) for one in wanted]
+                if all(one.state in ENDED_PRACTICE for one in self.outcome.practices):
+                    break
+                made = sum(one.made for one in self.outcome.practices)
+                self.advance(f"{self.wish.name}: practice, {made} steps")
+                await asyncio.sleep(PRACTICE_POLL_SECONDS)
+        await self._examine(PRACTISED, SHOWN, notes=False)
+        return self.outcome
 
     async def run(self) -> WishOutcome:
         """Raises ServerError or ServerFailed, or a group of them."""

@@ -27,6 +27,7 @@ from openclaw_rl.evals.wishes.measurement import (
     EXAMS,
     MAX_SESSIONS,
     PEOPLE,
+    PRACTISED,
     ExamPlan,
     WishExam,
     WishMeasurement,
@@ -40,9 +41,10 @@ from openclaw_rl.lab.statistics import Interval
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/wishes")
-#: The server's options. It listens on this machine only, judges by rules, and does not train, so that a wish is kept
-#: because of notes and examples alone. Options after `--` come later and override these.
-SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--max-steps", "0", "--proxy-host", "127.0.0.1")
+#: The server's options. It listens on this machine only and judges by rules. Without practice it does not train, so
+#: that a wish is kept because of notes and examples alone. Options after `--` come later and override these.
+SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--proxy-host", "127.0.0.1")
+WITHOUT_TRAINING = ("--max-steps", "0")
 #: The owner whose key only looks at the server's state.
 WATCHER = "watcher"
 #: Requests at the same time in all examinations together. A server takes 250 connections from one address.
@@ -58,10 +60,15 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
     out = new_folder(options.out or DEFAULT_OUT)
     outcomes: list[WishOutcome] = []
     model = ("--model-name", machine.model_name) if machine.model_name else ()
-    flags = (*machine.flags, *SERVER_FLAGS, *model, "--seed", str(machine.seed), *server)
+    training = () if options.practise else WITHOUT_TRAINING
+    flags = (*machine.flags, *SERVER_FLAGS, *training, *model, "--seed", str(machine.seed), *server)
     try:
         with stoppable(console), raising_first():
-            asyncio.run(measure_all(wishes, plan, out / "server", flags, options.at_once, outcomes, console))
+            if options.practise:
+                work = measure_practised(wishes, plan, out, flags, options.at_once, outcomes, console)
+            else:
+                work = measure_all(wishes, plan, out / "server", flags, options.at_once, outcomes, console)
+            asyncio.run(work)
     finally:
         # Also after an error or Ctrl-C: a wish takes minutes on a small machine.
         if outcomes:
@@ -132,15 +139,59 @@ async def measure_all(
                     tasks.create_task(one(wish))
 
 
+async def measure_practised(
+    wishes: Sequence[EvalWish],
+    plan: ExamPlan,
+    out: Path,
+    flags: Sequence[str],
+    at_once: int,
+    outcomes: list[WishOutcome],
+    console: Console,
+) -> None:
+    """The same after practice. Each wish has a server of its own, because practice changes the policy for all."""
+    slots = asyncio.Semaphore(at_once)
+    with progress_bar(console) as bar:
+        shown = bar.add_task("wishes", total=len(wishes), note="starting servers")
+        print_without_bar(console, f"Wishes: {len(wishes)}. Ctrl-C stops and keeps those that are done.")
+
+        async def one(wish: EvalWish) -> None:
+            async with slots, run_server(out / wish.name, *flags) as server, Chat(server.url, local=True) as chat:
+                people = dict.fromkeys(PEOPLE, chat)
+                measurement = WishMeasurement(wish, server, people, plan, lambda what: bar.update(shown, note=what))
+                outcome = await measurement.run_with_practice()
+            outcomes.append(outcome)
+            bar.advance(shown)
+            print_without_bar(console, line(outcome))
+
+        async with asyncio.TaskGroup() as tasks:
+            for wish in wishes:
+                tasks.create_task(one(wish))
+
+
 def owner(wish: EvalWish, person: str) -> str:
     return f"{wish.name}.{person}"
 
 
 def line(outcome: WishOutcome) -> str:
     """A wish in one line."""
-    shares = ", ".join(f"{name} {outcome.exams[name].kept.mean:.2f}" for name in EXAMS)
+    shares = ", ".join(f"{name} {outcome.exams[name].kept.mean:.2f}" for name in exams_of([outcome]))
+    if outcome.practices:
+        return f"{outcome.wish.name}: {shares}; {practice_text(outcome)}"
     sessions = " and ".join(f"{sessions_text(outcome, person)} ({person})" for person in (CORRECTS, COMPLAINS))
     return f"{outcome.wish.name}: {shares}; sessions {sessions}"
+
+
+def practice_text(outcome: WishOutcome) -> str:
+    """How its notes were practised."""
+    return "; ".join(
+        f"{one.made} steps in {((one.ended or one.created) - one.created) / 60:.1f} minutes, {one.state}: {one.reason}"
+        for one in outcome.practices
+    )
+
+
+def exams_of(outcomes: Sequence[WishOutcome]) -> list[str]:
+    """The examinations that all wishes have."""
+    return [name for name in (*EXAMS, PRACTISED) if all(name in outcome.exams for outcome in outcomes)]
 
 
 def sessions_text(outcome: WishOutcome, person: str) -> str:
@@ -150,38 +201,45 @@ def sessions_text(outcome: WishOutcome, person: str) -> str:
 def table(outcomes: Sequence[WishOutcome]) -> Table:
     """The results. Each row has two lines, so that the table fits a terminal of 80 columns."""
     results = Table(title="Unseen questions answered as wished, in % (95 % interval)", title_justify="left")
-    headings = ("wish", "before", "note", "one\ncorrect.", "two\ncorrect.", "sensible\nafter", "sessions\nuntil 3")
-    for heading in headings:
+    exams = exams_of(outcomes)
+    short = [name.replace(" correction", "\ncorrect.").removesuffix("s") for name in exams]
+    for heading in ("wish", *short, "sensible\nafter", *([] if PRACTISED in exams else ["sessions\nuntil 3"])):
         results.add_column(heading, no_wrap=True)
     for outcome in outcomes:
         corrects, complains = (sessions_text(outcome, person) for person in (CORRECTS, COMPLAINS))
         results.add_row(
             outcome.wish.name,
-            *(share(outcome.exams[name].kept) for name in EXAMS),
-            share(outcome.exams[EXAMS[-1]].sensible),
-            f"{corrects}\n({complains})",
+            *(share(outcome.exams[name].kept) for name in exams),
+            share(outcome.exams[exams[-1]].sensible),
+            *([] if PRACTISED in exams else [f"{corrects}\n({complains})"]),
             end_section=True,
         )
-    results.caption = "Sessions until three first replies in a row: who corrects (who only complains)"
+    if PRACTISED in exams:
+        results.caption = "Practised: without notes and examples"
+    else:
+        results.caption = "Sessions until three first replies in a row: who corrects (who only complains)"
     return results
 
 
 def markdown(outcomes: Sequence[WishOutcome]) -> str:
     """The results as a table for a page. Shares of the exams with their intervals."""
-    heads = ["wish", "set", *EXAMS, "sensible before", "sensible after", "elsewhere", "sessions, corrects"]
-    heads += ["sessions, complains", "note"]
+    exams = exams_of(outcomes)
+    heads = ["wish", "set", *exams, "sensible before", "sensible after", "elsewhere"]
+    heads += ["practice"] if PRACTISED in exams else ["sessions, corrects", "sessions, complains"]
+    heads += ["note"]
     rows = [heads, ["---"] * len(heads)]
     for outcome in outcomes:
-        before, after = outcome.exams[EXAMS[0]], outcome.exams[EXAMS[-1]]
+        before, after = outcome.exams[exams[0]], outcome.exams[exams[-1]]
+        sessions = [sessions_text(outcome, person) for person in (CORRECTS, COMPLAINS)]
         rows.append(
             [
                 f"`{outcome.wish.name}`",
                 outcome.wish.group,
-                *(fraction(outcome.exams[name].kept) for name in EXAMS),
+                *(fraction(outcome.exams[name].kept) for name in exams),
                 fraction(before.sensible),
                 fraction(after.sensible),
                 fraction(after.elsewhere) if after.elsewhere else "",
-                *(sessions_text(outcome, person) for person in (CORRECTS, COMPLAINS)),
+                *([practice_text(outcome)] if PRACTISED in exams else sessions),
                 note_text(outcome),
             ]
         )
@@ -207,7 +265,8 @@ def outcome_data(outcome: WishOutcome) -> dict[str, Any]:
         "corrections": outcome.corrections,
         "sessions": {person: outcome.sessions(person) for person in outcome.first_replies},
         "first_replies": outcome.first_replies,
-        "exams": {name: exam_data(outcome.exams[name]) for name in EXAMS},
+        "practices": [asdict(one) for one in outcome.practices],
+        "exams": {name: exam_data(outcome.exams[name]) for name in exams_of([outcome])},
     }
 
 
@@ -232,7 +291,8 @@ def exam_data(exam: WishExam) -> dict[str, Any]:
 
 def command_line(machine: Machine, options: argparse.Namespace, server: Sequence[str]) -> str:
     """The command that repeats this measurement, without the passwords of URLs."""
-    words = ["openclaw-rl", "wishes", *([] if options.names else ["--set", options.set])]
+    words = ["openclaw-rl", "wishes", *(["--practise"] if options.practise else [])]
+    words += [] if options.names else ["--set", options.set]
     words += ["--questions", str(options.questions), "--at-once", str(options.at_once), *machine.typed]
     words += [*options.names, *(["--", *server] if server else [])]
     return shlex.join(map(text_without_accounts, words))
