@@ -92,9 +92,10 @@ class PracticeTeacher:
         self.keeps = keeps
         self.open_requests = 0
         """Requests of its own that the sampler works on."""
-        self.sampled = 0
-        """Answers with the note so far, and below those of them that keep to it."""
+        self.sampled = self.accepted = 0
+        """Answers with the note so far, and how many of them keep to it."""
         self.kept: list[tuple[str, str]] = []
+        """Questions and answers that keep to it, also those from before a restart."""
         self.traits = AnswerTraits()
         self._usual: list[str] = []
         self._dice = random.Random(seed)
@@ -154,6 +155,7 @@ class PracticeTeacher:
             self.traits = confirmed(self.traits, [one.text for one in sensible], self._usual)
         kept = [one for one in sensible if self.shows_note(one.text) is not False]
         self.sampled += count
+        self.accepted += len(kept)
         self.kept += [(one.prompt.text, one.text) for one in kept]
         self._ready += kept
         return len(self._ready)
@@ -209,9 +211,10 @@ class PracticeTeacher:
         return self.traits.shown_by(text)
 
     def _next_prompt(self) -> PracticePrompt:
-        """Each prompt once, in the order of the seed, then again."""
+        """Each prompt once, the owner's own before others and else in the order of the seed, then again."""
         if not self._order:
-            self._order = self._dice.sample(self.prompts.practised, len(self.prompts.practised))
+            shuffled = self._dice.sample(self.prompts.practised, len(self.prompts.practised))
+            self._order = sorted(shuffled, key=lambda prompt: prompt.turn is not None)
         return self._order.pop()
 
     def _without_context(self, prompt: PracticePrompt) -> list[int]:

@@ -154,9 +154,9 @@ class Practiser:
         if self.settings.on_policy:
             return [*anchors, *await self._giving_way(lambda: teacher.own_answers(needed))]
         while await self._giving_way(lambda: teacher.sample(SAMPLED_AT_ONCE)) < needed:
-            kept = len(teacher.kept)
-            if teacher.sampled >= SAMPLED_TO_DECIDE and kept < MIN_KEPT * teacher.sampled:
-                raise Ended(f"this model keeps to it in {kept} of {teacher.sampled} answers; a larger model may")
+            found, asked = teacher.accepted, teacher.sampled
+            if asked >= SAMPLED_TO_DECIDE and found < MIN_KEPT * asked:
+                raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
         return [*anchors, *await self._giving_way(lambda: teacher.take(needed))]
 
     async def _train(self, turns: list[int]) -> None:
@@ -172,7 +172,7 @@ class Practiser:
     async def _conclude(self, teacher: PracticeTeacher, current: Practice) -> None:
         """Try the policy without the note, and retire the note if it keeps to it."""
         held, tried = await self._giving_way(teacher.try_policy)
-        kept = len(teacher.kept) / teacher.sampled if teacher.sampled else MIN_HELD
+        kept = teacher.accepted / teacher.sampled if teacher.sampled else MIN_HELD
         if not tried:
             state, reason = PracticeState.DONE, "your next conversations show whether the policy keeps to it"
         else:
@@ -209,4 +209,5 @@ class Practiser:
         now = time.monotonic()
         if stats.active + stats.waiting > own:
             self._used_at = now
+            return False
         return now - self._used_at >= self._patience

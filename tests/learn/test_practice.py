@@ -1,0 +1,334 @@
+"""Practice: notes that the policy learns to keep without being told, with a scripted model and a real ledger."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.engines.base import EngineStats
+from openclaw_rl.learn.practice_teacher import TRIAL_PROMPTS, shipped_prompts
+from openclaw_rl.learn.practiser import BATCH, PracticeSettings, Practiser
+from openclaw_rl.ledger import deletion, examples, notes, pages, practices, training
+from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import (
+    Note,
+    NoteState,
+    Practice,
+    PracticeState,
+    SampleKind,
+    SampleRequest,
+    Source,
+    State,
+    TurnKind,
+)
+from support.learning_run import LearningRun
+from support.records import a_turn
+
+#: Answers of the scripted model without the note, and with it.
+USUAL = "The sky is blue because air scatters blue light of the sun more than red light."
+WISHED = "Well, the sky is blue because air scatters blue light of the sun."
+SHOWN = ("Well, bees make honey from nectar.", "Well, the moon shines because of the sun.")
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_model: Path) -> ChatRenderer:
+    return ChatRenderer(tiny_model)
+
+
+class AnyVersion:
+    """Every version can be asked."""
+
+    def find(self, version: int | None) -> tuple[int, None]:
+        return version or 0, None
+
+
+class Practising:
+    """A learning run whose model answers as a script says, and a note with two examples."""
+
+    def __init__(self, run: LearningRun, renderer: ChatRenderer, **settings: Any) -> None:
+        self.run = run
+        self.renderer = renderer
+        given = {"automatic": False, "steps": 3, "idle_seconds": 0.0, "on_policy": False, "several_users": False}
+        self.settings = PracticeSettings(
+            **{**given, "personal": False, "seed": 0, "poll_seconds": 0.01, "resume_seconds": 0.0, **settings}
+        )
+        self.answer: Callable[[SampleRequest, str], str] = self.follow
+        self.task: asyncio.Task[None] | None = None
+        self.prompts: list[str] = []
+
+    @property
+    def book(self) -> Any:
+        return self.run.book
+
+    def follow(self, request: SampleRequest, prompt: str) -> str:
+        """The model keeps to the note with its examples, and once it was trained also without them."""
+        return WISHED if SHOWN[0] in prompt or (request.version or 0) > 0 else USUAL
+
+    def script(self, request: SampleRequest, _index: int) -> Sequence[int]:
+        prompt = self.renderer.tokenizer.backend.decode(list(request.prompt_ids), skip_special_tokens=False)
+        self.prompts.append(prompt)
+        end = min(self.renderer.tokenizer.eos_ids)
+        return [*self.renderer.tokenizer.backend.encode(self.answer(request, prompt)).ids, end]
+
+    async def start(self) -> None:
+        await self.run.start()
+        self.run.sampler.script = self.script
+        self.run.sampler.versions = AnyVersion()  # type: ignore[assignment]
+        self.practiser = Practiser(
+            self.book.ledger, self.run.loop, self.run.sampler, self.renderer, lambda _note, _text: None, self.settings
+        )
+        self.task = asyncio.create_task(self.practiser.run())
+
+    async def kill(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        await self.run.kill()
+
+    def teach(self, owner: str = "me", text: str = "Begin with Well.", **given: Any) -> Note:
+        """A note, and two answers that its owner corrected."""
+        note: Note = self.book.change(lambda db: notes.add(db, owner, text, **given))
+        for place, answer in enumerate(SHOWN):
+            asked = [{"role": "user", "content": f"What about thing number {place}?"}]
+            turn = self.book.capture(a_turn(f"{owner}-{place}", owner, messages=asked))
+            self.book.change(examples.keep_correction, turn, answer)
+        # As if all had been said in one session.
+        self.book.change(show, note.number, owner)
+        return note
+
+    def ask_for(self, note: Note) -> Practice:
+        practice: Practice = self.book.change(practices.request, note.number)
+        return practice
+
+    async def ended(self, practice: Practice) -> Practice:
+        def load() -> Practice:
+            found: Practice = self.book.ledger.read(practices.load, practice.number)
+            return found
+
+        await self.run.until(lambda: load().ended is not None)
+        return load()
+
+    def note(self, number: int) -> Note:
+        found: Note = self.book.ledger.read(notes.load, number)
+        return found
+
+
+def show(db: sqlite3.Connection, note: int, owner: str) -> None:
+    """Let all examples of an owner show a note."""
+    db.execute(
+        "INSERT INTO example_notes SELECT number, ? FROM notes WHERE question != '' AND owner = ?", (note, owner)
+    )
+
+
+def react(db: sqlite3.Connection, turn: int, note: int, kept: bool) -> None:
+    """Record how an answer with a note was received, in the far future, so that it counts."""
+    db.execute("INSERT INTO note_outcomes VALUES (?, ?, 1, ?, 2e9)", (turn, note, kept))
+
+
+@contextlib.asynccontextmanager
+async def practising(run: LearningRun, renderer: ChatRenderer, **settings: Any) -> AsyncIterator[Practising]:
+    server = Practising(run, renderer, **settings)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.kill()
+
+
+async def test_a_note_is_learned_for_good(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        note = server.teach()
+        done = await server.ended(server.ask_for(note))
+        assert (done.state, done.made) == (PracticeState.LEARNED, 3)
+        assert (
+            done.reason == f"without the note, {TRIAL_PROMPTS} of {TRIAL_PROMPTS} answers to other questions keep to it"
+        )
+        assert (server.note(note.number).state, server.note(note.number).reason) == (
+            NoteState.RETIRED,
+            practices.LEARNED,
+        )
+        batches = run.applied()
+        assert [len(batch) for batch in batches] == [BATCH] * 3
+        run.check()
+        for turn in map(run.book.read, batches[0]):
+            assert (turn.kind, turn.sample, turn.state) == (TurnKind.SIDE, SampleKind.PRACTICE, State.APPLIED)
+            assert turn.kind_reason.startswith(f"made to practise note {note.number}, from ")
+            assert turn.verdict is not None
+            assert turn.verdict.source is Source.PRACTICE
+            assert turn.message["content"] == WISHED
+            prompt = renderer.tokenizer.backend.decode(turn.prompt_ids, skip_special_tokens=False)
+            assert "Well" not in prompt
+            assert turn.messages[0]["content"] in prompt
+        # They are no conversations of their owner.
+        listed = run.book.ledger.read(pages.session_page, "me", None, 50)
+        assert {card.key.id for card in listed} == {"me-0", "me-1"}
+
+
+async def test_answers_are_sampled_from_the_base_model_with_the_note(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        await server.ended(server.ask_for(server.teach()))
+        for request, prompt in zip(run.sampler.requests, server.prompts, strict=True):
+            assert request.owner == "me"
+            if "Begin with Well." in prompt:
+                assert request.version == 0
+                assert SHOWN[0] in prompt or SHOWN[1] in prompt
+
+
+async def test_own_questions_are_practised_with(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer, personal=True) as server:
+        note = server.teach()
+        asked = "How do I water a cactus in winter?"
+        turn = run.book.capture(a_turn("mine", messages=[{"role": "user", "content": asked}]))
+        run.book.capture(a_turn("theirs", "other", messages=[{"role": "user", "content": "Whose secret is this?"}]))
+        await server.ended(server.ask_for(note))
+        practised = [run.book.read(number) for batch in run.applied() for number in batch]
+        own = [one for one in practised if one.messages[0]["content"] == asked]
+        assert own
+        assert own[0].kind_reason.endswith(f"from your message of turn {turn}")
+        assert not any("secret" in prompt for prompt in server.prompts)
+        # What was practised with a message goes with it.
+        run.book.change(deletion.delete_sessions, [run.book.scalar("SELECT number FROM sessions WHERE id = 'mine'")])
+        assert not run.book.rows(f"SELECT 1 FROM turns WHERE number IN ({', '.join(str(o.number) for o in own)})")
+        assert run.book.ledger.read(training.versions_with_deleted_turns)
+
+
+async def test_what_the_model_cannot_do_is_not_practised(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        server.answer = lambda _request, _prompt: USUAL
+        note = server.teach()
+        done = await server.ended(server.ask_for(note))
+        assert done.state is PracticeState.STOPPED
+        assert done.reason == "this model keeps to it in 0 of 64 answers; a larger model may"
+        assert not run.applied()
+        assert server.note(note.number).state is NoteState.ACTIVE
+
+
+async def test_a_note_that_is_not_learned_stays(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        server.answer = lambda _request, prompt: WISHED if SHOWN[0] in prompt else USUAL
+        note = server.teach()
+        done = await server.ended(server.ask_for(note))
+        assert (done.state, done.made) == (PracticeState.DONE, 3)
+        assert done.reason.startswith("without the note, 0 of 16")
+        assert server.note(note.number).state is NoteState.ACTIVE
+
+
+async def test_people_and_feedback_go_first(
+    run: LearningRun, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with practising(run, renderer) as server:
+        someone = EngineStats(ready=True, active=1, waiting=0, restarts=0)
+        busy = True
+        stats = run.sampler.stats
+        monkeypatch.setattr(run.sampler, "stats", lambda: someone if busy else stats())
+        practice = server.ask_for(server.teach())
+        await asyncio.sleep(0.2)
+        assert not run.sampler.requests
+        # Somebody comes while answers are sampled: they are given up at once.
+        busy, run.sampler.seconds_per_token = False, 0.005
+        await run.until(lambda: run.sampler.open > 0)
+        busy = True
+        await run.until(lambda: run.sampler.open == 0)
+        assert not run.applied()
+        # A step from feedback is made before the others.
+        judged = run.judged(2)
+        await run.until(lambda: run.states(judged) == {State.APPLIED})
+        busy, run.sampler.seconds_per_token = False, 0.0
+        await server.ended(practice)
+        assert run.applied()[0] == judged
+        run.check()
+
+
+async def test_a_killed_practice_goes_on_with_the_steps_that_are_left(run: LearningRun, renderer: ChatRenderer) -> None:
+    server = Practising(run, renderer, steps=4)
+    await server.start()
+    practice = server.ask_for(server.teach())
+    for made in (1, 2, 3):
+        await run.until(lambda made=made: len(run.applied()) >= made)  # type: ignore[misc]
+        await server.kill()
+        await server.start()
+    done = await server.ended(practice)
+    assert (done.state, done.made) == (PracticeState.LEARNED, 4)
+    await run.rest()
+    run.check()
+    assert len(run.applied()) == 4
+    left = run.book.rows("SELECT count(*) FROM turns WHERE kind = 'side' AND state NOT IN ('applied')")
+    assert left == [(0,)]
+    await server.kill()
+
+
+async def test_the_note_of_one_of_several_is_not_taught_to_all(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        note = server.teach()
+        server.teach("other", "Write in French.")
+        done = await server.ended(server.ask_for(note))
+        assert done.state is PracticeState.STOPPED
+        assert done.reason == "only one of several users has its note (--distil-personal)"
+        assert not run.applied()
+
+
+async def test_what_is_kept_in_half_of_four_reactions_is_practised_by_itself(
+    run: LearningRun, renderer: ChatRenderer
+) -> None:
+    async with practising(run, renderer, automatic=True) as server:
+        note = server.teach()
+        held = [True, False, True, True]
+        for place, kept in enumerate(held):
+            await asyncio.sleep(0.05)
+            assert not run.book.ledger.read(practices.load_all)
+            turn = run.book.capture(a_turn(f"later-{place}"))
+            run.book.change(react, turn, note.number, kept)
+        await run.until(lambda: bool(run.book.ledger.read(practices.load_all)))
+        (practice,) = run.book.ledger.read(practices.load_all)
+        assert not practice.by_hand
+        assert (await server.ended(practice)).state is PracticeState.LEARNED
+        await asyncio.sleep(0.05)
+        assert len(run.book.ledger.read(practices.load_all)) == 1
+
+
+async def test_a_note_with_a_scope_leaves_other_answers_as_they_are(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        server.answer = lambda request, prompt: WISHED if SHOWN[0] in prompt and "Begin with Well" in prompt else USUAL
+        note = server.teach(scope="why")
+        await server.ended(server.ask_for(note))
+        turns = [run.book.read(number) for batch in run.applied() for number in batch]
+        anchors = [turn for turn in turns if "keep other answers" in turn.kind_reason]
+        assert len(anchors) == 2 * 3
+        for turn in turns:
+            is_anchor = turn in anchors
+            assert ("why" in turn.messages[0]["content"].lower()) is not is_anchor
+            assert turn.message["content"] == (USUAL if is_anchor else WISHED)
+
+
+async def test_on_policy_practice_distils_the_policys_own_answers(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer, on_policy=True) as server:
+        run.sampler.scores = lambda request: [-0.25 if request.version == 0 else -1.5] * request.last_n
+        done = await server.ended(server.ask_for(server.teach()))
+        assert done.made == 3
+        turn = run.book.read(run.applied()[0][0])
+        assert turn.message["content"] == USUAL
+        assert turn.verdict is not None
+        assert set(turn.verdict.hints[0].logprobs) == {-0.25}
+        assert run.book.read(run.applied()[2][0]).message["content"] == WISHED
+
+
+def test_what_cannot_be_practised_is_refused(run: LearningRun, renderer: ChatRenderer) -> None:
+    server = Practising(run, renderer)
+    note = server.teach()
+    with pytest.raises(UnknownNote):
+        run.book.change(practices.request, note.number, "other")
+    example = run.book.ledger.read(notes.of_owner, "me", examples=True)[0]
+    with pytest.raises(CannotPractise):
+        run.book.change(practices.request, example.number)
+    first = server.ask_for(note)
+    assert server.ask_for(note).number == first.number
+
+
+def test_prompts_that_come_with_the_program_are_many_and_different() -> None:
+    texts = [prompt.text for prompt in shipped_prompts()]
+    assert len(set(texts)) == len(texts) >= 150
