@@ -174,6 +174,37 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
     assert "no checkpoint of policy version 77" in " ".join(refusal.split())
 
 
+def test_the_guard_says_what_it_found_and_examines_what_it_does_not_know_after_a_kill(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    def found(program: Program) -> dict[str, Any]:
+        return httpx.get(f"{program.url}/readyz", timeout=60).json()["guard"] or {"policy_version": None}
+
+    with learning(tiny_model, tmp_path, "--guard") as program:
+        until(lambda: found(program)["policy_version"] == 0, program)
+        ready = found(program)
+        assert (ready["asked"], ready["last_good"], ready["worse"], ready["cautious"]) == (32, 0, "", "")
+        assert {"sensible", "tokens", "faulty", "distance", "perplexity"} <= ready.keys()
+        assert program.metric("openclaw_guard_tokens") == ready["tokens"] > 1
+        teach(program)
+        until(lambda: version(program) == 1, program)
+        assert status(tmp_path)["guard"] == ready
+        said = f"olicy 0 gave {ready['passed']} sensible answers to 32 plain prompts"
+        assert f"Guard: p{said}" in " ".join(command(tmp_path, "status").split())
+        assert f"P{said}" in httpx.get(f"{program.url}/dashboard/learning", timeout=60).text
+        (step,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        assert step["guard_tokens"] == ready["tokens"]
+        assert "Traceback" not in program.log
+    # It was killed, and the next start has not examined policy 1 yet.
+    with learning(tiny_model, tmp_path, "--guard") as program:
+        until(lambda: found(program)["policy_version"] == 1, program)
+        (checkpoint,) = Checkpoints(tmp_path / "checkpoints", 3).all()
+        assert (checkpoint.version, checkpoint.for_guard) == (1, True)
+        assert "Guard: policy 1 gave" in command(tmp_path, "checkpoints")
+        assert "The guard has set no turns aside." in command(tmp_path, "relearn")
+    assert "The guard has set no turns aside." in command(tmp_path, "relearn")
+
+
 @pytest.mark.more
 def test_turns_are_forgotten_and_the_others_trained_on_again(tiny_model: Path, tmp_path: Path) -> None:
     with learning(tiny_model, tmp_path, "--keep-checkpoints", "5") as program:

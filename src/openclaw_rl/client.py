@@ -309,6 +309,10 @@ class Client:
         """
         return int(self.ask("POST", "/v1/policy/rollback", {"version": version, "retrain": retrain})["policy_version"])
 
+    def relearn(self) -> int:
+        """Learn from the turns that the guard set aside, all the same; how many there are."""
+        return int(self.ask("POST", "/v1/policy/relearn", {})["turns"])
+
     def rate(self, answer_id: str, thumb: str, text: str = "") -> None:
         """Rate an answer: `up` or `down`, and why."""
         self.ask("POST", "/v1/feedback", {"id": answer_id, "thumb": thumb, "text": text})

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef
 from openclaw_rl.learn.build import serve_learned, where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
+from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
@@ -95,6 +96,8 @@ class LearningRun:
         self.keep = self.settings.pop("keep_checkpoints", 3)
         self.method = self.settings.pop("method", None) or a_method("rl")
         self.gate: Any = None
+        self.make_sampler: Callable[[], PickySampler] = PickySampler
+        self.make_guard: Callable[[LearningRun], Guard] | None = None
         self.learner = ScriptedLearner()
         self.sampler = PickySampler()
         self.registry = CollectorRegistry()
@@ -103,7 +106,7 @@ class LearningRun:
 
     async def start(self, resume: str = "auto", *, learning: bool = True) -> "LearningRun":
         """Start a new process, which knows only the run directory."""
-        self.learner, self.sampler, self.registry = ScriptedLearner(), PickySampler(), CollectorRegistry()
+        self.learner, self.sampler, self.registry = ScriptedLearner(), self.make_sampler(), CollectorRegistry()
         self.threads = ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(self.threads)
         options = TrainingOptions(keep_checkpoints=self.keep, resume_from_ckpt=resume)
@@ -117,6 +120,7 @@ class LearningRun:
             Policies(self.folder / "policies", 6),
             Reporter([JsonLines(self.folder / "metrics.jsonl"), Prometheus(self.registry)]),
             self.gate,
+            guard=self.make_guard(self) if self.make_guard else None,
         )
         beginning = where_to_begin(options, self.folder)
         await self.loop.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from fastapi import Request
 
@@ -226,6 +227,14 @@ class Operations:
     def next_step(self) -> NextStep | None:
         """How far the next training step is; None if there will be none."""
         return None
+
+    def guard(self) -> dict[str, Any] | None:
+        """What the guard of answers found last; None if there is none, or if it has not examined anything."""
+        return None
+
+    async def relearn(self) -> int:
+        """Let the turns that the guard set aside be trained on all the same; how many. Raises OperationFailed."""
+        raise OperationFailed("This server does not learn, so there is nothing to learn from.")
 
     async def topic_of(self, note: str) -> str:
         """What a note is about; empty if nobody can say."""

@@ -101,6 +101,18 @@ class BackgroundLoops(Operations):
         except LedgerError:
             return None
 
+    def guard(self) -> dict[str, Any] | None:
+        watching = self.learning.guard if self.learning else None
+        return watching.state.as_json() if watching else None
+
+    async def relearn(self) -> int:
+        if self.learning is None:
+            return await super().relearn()
+        try:
+            return await self.learning.relearn()
+        except LedgerError as error:
+            raise OperationFailed(str(error)) from error
+
     async def topic_of(self, note: str) -> str:
         # In a thread, because the first note in a language has its phrases compiled.
         return await asyncio.to_thread(topic_of, note)

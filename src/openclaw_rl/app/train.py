@@ -168,6 +168,8 @@ async def run_epochs(ledger: Ledger, learning: LearnLoop, epochs: int, bar: Turn
             except (EngineError, OSError) as error:
                 log.warning("The checkpoint of epoch %d is tried again: %s", epoch, error)
                 await asyncio.sleep(RETRY_SECONDS)
+        if learning.waits_for_good_score and (left := under_way(ledger)):
+            return f"{left} turns are left, because the guard went back and waits for one with a good score"
         if learning.progress() is None and (left := under_way(ledger)):
             return f"{left} turns are left, because --max-steps {learning.settings.max_steps} have been made"
     return ""
@@ -182,7 +184,8 @@ async def work_off(ledger: Ledger, learning: LearnLoop, show: Callable[[], None]
                 show()
                 comes = more_to_come(ledger)
                 learning.accept_small_batches(not comes)
-                is_over = learning.progress() is None or not (comes or ledger.read(groups.trainable))
+                has_more = comes or (ledger.read(groups.trainable) and not learning.waits_for_good_score)
+                is_over = learning.progress() is None or not has_more
                 if is_over and learning.phase is Phase.WAITING:
                     return
             await wait_at_most(POLL_SECONDS, changed.wait())

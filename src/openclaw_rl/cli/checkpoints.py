@@ -1,4 +1,5 @@
-"""`openclaw-rl checkpoints`, `rollback`, `merge`: list the checkpoints of a run, serve an earlier one, merge one."""
+"""`openclaw-rl checkpoints`, `rollback`, `relearn`, `merge`: list the checkpoints of a run, serve an earlier one, learn
+from what the guard set aside, merge one."""
 
 import argparse
 import time
@@ -13,12 +14,14 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, print_titled, progress
 
 ROLLBACK_DOC = "serve an earlier policy, and continue learning from it"
+RELEARN_DOC = "learn from the turns that the guard set aside, all the same"
 MERGE_DOC = "write a model with an adapter merged into its weights"
 
 
 def add(commands: Any) -> None:
     add_checkpoints(commands)
     add_rollback(commands)
+    add_command(commands, "relearn", RELEARN_DOC, run_relearn, (*RUN_OPTIONS, *KEY_OPTIONS))
     add_merge(commands)
 
 
@@ -27,6 +30,7 @@ def add_checkpoints(commands: Any) -> None:
 
 
 def run_checkpoints(options: argparse.Namespace) -> int:
+    from openclaw_rl.learn.guard import FILE, GuardState
     from openclaw_rl.ledger.run_dir import was_served
     from openclaw_rl.ledger.schema import check_ledger
 
@@ -44,6 +48,8 @@ def run_checkpoints(options: argparse.Namespace) -> int:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item.created))
         table.add_row(str(item.step), str(item.version), made, str(len(item.batches)), Text(item.folder.name))
     print_titled(console(), f"Checkpoints in {saved.folder}", table)
+    if guard := GuardState.read(config.run.folder / FILE).in_words():
+        console().print(Text.assemble(("Guard: ", "bold"), guard), soft_wrap=True)
     return 0
 
 
@@ -78,6 +84,33 @@ def run_rollback(options: argparse.Namespace) -> int:
     origin = "" if not steps else f" (the weights of step {steps[0]})" if steps[0] else " (the base model)"
     when = "The server now serves" if server else "The next start serves"
     console().print(f"{when} policy {version}{origin}. Learning continues from it.")
+    return 0
+
+
+def run_relearn(options: argparse.Namespace) -> int:
+    from openclaw_rl.client import Client
+    from openclaw_rl.learn.guard import FILE, GuardState
+    from openclaw_rl.ledger.run_dir import server_url
+    from openclaw_rl.ledger.schema import open_ledger, transaction
+    from openclaw_rl.ledger.status import plural
+    from openclaw_rl.ledger.training import take_up_again
+
+    config = run_config(options)
+    if server := server_url(config.run.folder):
+        with Client(server, operator_key(config)) as client:
+            turns = client.relearn()
+    else:
+        with open_ledger(config.ledger_dir) as db, transaction(db):
+            turns = take_up_again(db)
+        file = config.run.folder / FILE
+        state = GuardState.read(file)
+        if state.cautious:
+            state.cautious = ""
+            state.write(file)
+    if turns:
+        console().print(f"{plural(turns, 'turn waits', 'turns wait')} to be trained on again. The guard still watches.")
+    else:
+        console().print("The guard has set no turns aside.")
     return 0
 
 

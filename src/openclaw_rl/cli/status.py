@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
 def read(config: Config) -> "Status":
     """From the ledger, the checkpoints and the running server. Raises UserError where no server has ever run."""
     from openclaw_rl.client import ready_state
+    from openclaw_rl.learn.guard import FILE, GuardState
     from openclaw_rl.ledger.errors import NoLedger
     from openclaw_rl.ledger.run_dir import server_url, was_served
     from openclaw_rl.ledger.schema import open_ledger, snapshot
@@ -48,14 +49,15 @@ def read(config: Config) -> "Status":
     run_dir = config.run.folder
     server = server_url(run_dir)
     ready = ready_state(server, operator_key(config)) if server else {}
+    guard = GuardState.read(run_dir / FILE).as_json()
     saved = max((checkpoint.version for checkpoint in config.checkpoints.states()), default=BASE_VERSION)
     try:
         with open_ledger(config.ledger_dir) as db, snapshot(db):
-            return read_status(db, server, ready, saved)
+            return read_status(db, server, ready, saved, guard)
     except NoLedger:
         if not was_served(run_dir):
             raise
-        return read_status(None, server, ready, saved)
+        return read_status(None, server, ready, saved, guard)
 
 
 def show(config: Config, status: "Status") -> None:
@@ -80,6 +82,8 @@ def show(config: Config, status: "Status") -> None:
     if any(status.notes.values()):
         out.print(Text.assemble(("Notes: ", "bold"), notes_line(status)))
     out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))
+    if status.guard:
+        out.print(Text.assemble(("Guard: ", "bold"), status.guard["in_words"]), soft_wrap=True)
     for batch in status.quarantined[:MAX_BATCHES_SHOWN]:
         turns = ", ".join(map(str, batch.turns))
         out.print(Text(f"  set aside at step {batch.step}: turns {turns}: {batch.reason}", style="yellow"))

@@ -16,6 +16,7 @@ from openclaw_rl.dashboard.views.turn import TurnView, compare_hints, from_turn,
 from openclaw_rl.engines.factory import EngineSettings
 from openclaw_rl.learn.checkpoints import FOLDER as CHECKPOINTS
 from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint, Checkpoints
+from openclaw_rl.learn.guard import METRICS as GUARD_METRICS
 from openclaw_rl.learn.reporting import EPISODE_METRICS, GAP_NAMES, StepReport
 from openclaw_rl.ledger import episodes, notes, pages, verdicts
 from openclaw_rl.ledger.errors import LedgerUnusable, NoLedger
@@ -37,7 +38,7 @@ from openclaw_rl.types import (
 )
 
 METRICS_FILE = "metrics.jsonl"
-METRIC_NAMES = frozenset(field.name for field in fields(StepReport)) | {*EPISODE_METRICS, *GAP_NAMES}
+METRIC_NAMES = frozenset(field.name for field in fields(StepReport)) | {*EPISODE_METRICS, *GAP_NAMES, *GUARD_METRICS}
 #: The heading of an example.
 TITLES = {
     ExampleKind.HINTED: "Learned from, with a hint",

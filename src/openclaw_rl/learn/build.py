@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler, policy_in
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, Policies, read_record, verify
 from openclaw_rl.learn.gate import Gate, read_items
+from openclaw_rl.learn.guard import FILE as GUARD_FILE
+from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
+from openclaw_rl.learn.plain_prompts import own_prompts
 from openclaw_rl.learn.practice_teacher import Keeps
 from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.learn.reporting import (
@@ -69,6 +73,7 @@ def build_learning(
     run_dir = setup.run_dir
     method = setup.method
     gate = Gate(read_items(options.gate), options.gate_margin, sampler, renderer) if options.gate else None
+    watch = Guard(run_dir / GUARD_FILE, sampler, renderer, partial(own_prompts, ledger), registry)
     settings = LearnSettings(
         batch_size=options.batch_size,
         max_steps=options.max_steps,
@@ -87,6 +92,7 @@ def build_learning(
         Reporter(sinks(setup, registry)),
         gate,
         Records(run_dir / RECORDS_FILE) if method.options.record else None,
+        watch if options.guard else None,
     )
 
 

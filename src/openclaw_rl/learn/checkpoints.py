@@ -48,6 +48,8 @@ class Checkpoint:
     """The steps that are in no earlier checkpoint."""
     is_base_model: bool = False
     """Whether it has no weights of its own, so that the next start continues from the base model."""
+    for_guard: bool = False
+    """Whether it was saved only because its policy was the last good one."""
 
     @property
     def version(self) -> int:
@@ -63,13 +65,16 @@ class Checkpoints:
     Guarantees:
     - A checkpoint is written whole or not at all, also when the process is killed.
     - `latest` returns only a checkpoint whose files match their digests.
-    - Only the newest `keep` stay, and one recovery state if it is newer than they are.
+    - Only the newest `keep` stay, and one recovery state if it is newer than they are. The checkpoint of the last good
+      policy also stays; what was saved only for that goes when another one is the last good one.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self.keep = keep
         self.recovery = folder.with_name("recovery")
+        self.good: int | None = None
+        """The version of the last good policy, if somebody watches over that."""
 
     @classmethod
     def of_run(cls, run_dir: Path, keep: int) -> "Checkpoints":
@@ -120,6 +125,7 @@ class Checkpoints:
         write: Callable[[Path], Awaitable[None]],
         *,
         kept: bool = True,
+        for_guard: bool = False,
     ) -> Checkpoint:
         """Let `write` fill a folder, turn it into a checkpoint or recovery state atomically, and remove the oldest."""
         name = f"step-{step:06d}-v{version}"
@@ -129,6 +135,7 @@ class Checkpoints:
             "version": version,
             "created": time.time(),
             "batches": [asdict(batch) for batch in batches],
+            "for_guard": for_guard,
         }
         with unfinished(parent, name) as folder:
             await write(folder)
@@ -171,9 +178,11 @@ class Checkpoints:
         """Remove all but the newest, and unfinished folders."""
         saved = self.all()
         newest = self.states()[-1:]
-        old = saved[: -self.keep]
+        usual = [one for one in saved if not one.for_guard]
+        old = [one for one in usual[: -self.keep] if self.good not in one.versions]
+        old += [one for one in saved[:-1] if one.for_guard and self.good not in one.versions]
         superseded = [state for state in self._in(self.recovery) if state not in newest]
-        self.remove([*old, *superseded, *(one for one in saved[len(old) : -1] if one.is_base_model)])
+        self.remove([*old, *superseded, *(one for one in saved[:-1] if one.is_base_model and one not in old)])
 
     def _discard(self, checkpoint: Checkpoint) -> None:
         """Rename the folder to an unfinished one; `prune` removes it. A crash in between leaves no half checkpoint."""
@@ -201,7 +210,8 @@ def read_record(folder: Path) -> Checkpoint:
             raise ValueError("the record lists no files")
         step = int(record["step"])
         created = float(record["created"])
-        return Checkpoint(folder, step, versions, created, batches, is_base_model=not record["files"])
+        for_guard = record.get("for_guard") is True
+        return Checkpoint(folder, step, versions, created, batches, not record["files"], for_guard)
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

@@ -137,10 +137,11 @@ class Lineage:
         self.lost = self.lost[1:]
         self.unsaved.append(Batch(self.step, version, tuple(turns)))
 
-    async def save(self, *, kept: bool = True) -> None:
+    async def save(self, *, kept: bool = True, for_guard: bool = False) -> None:
         """Write a checkpoint to be kept or, otherwise, a recovery state, which the next save replaces."""
         write = partial(self.learner.save, lasting=kept)
-        self._last = await self.checkpoints.save(self.step, self.version, self.unsaved, write, kept=kept)
+        state = (self.step, self.version, self.unsaved, write)
+        self._last = await self.checkpoints.save(*state, kept=kept, for_guard=for_guard)
         if kept:
             self.unsaved = []
 

@@ -9,24 +9,30 @@ from dataclasses import dataclass
 
 from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused
+from openclaw_rl.learn.budget import MAX_SHARE, Budget
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
+from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.lineage import Lineage
+from openclaw_rl.learn.plain_prompts import PlainAnswers
 from openclaw_rl.learn.reporting import Records, Reporter
 from openclaw_rl.learn.rollback import find_traces, newest_without, remove
 from openclaw_rl.learn.step import Phase, Phases, StepRunner
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.groups import trainable
+from openclaw_rl.ledger.groups import first_good, trainable
 from openclaw_rl.ledger.practices import to_train
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.training import policy_line, release_batches, versions_with_deleted_turns
+from openclaw_rl.ledger.training import (
+    blame,
+    policy_line,
+    release_batches,
+    take_up_again,
+    versions_with_deleted_turns,
+)
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import BASE_VERSION, NextStep
 
 log = logging.getLogger(__name__)
-
-#: The share of the training time that saving for recovery may take.
-MAX_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,12 @@ class LearnLoop:
     Guarantees:
     - Each turn is trained on once. A step that is lost in a crash is made again, on the same turns; `Lineage` settles
       at the next start which steps the last saved state holds. The policy that served last serves meanwhile.
-    - The learner's state is saved as often as `RecoveryBudget` allows, whatever the interval of kept checkpoints.
+    - The learner's state is saved as often as its `Budget` allows, whatever the interval of kept checkpoints.
     - Learner, sampler, ledger and checkpoints agree whenever the phase is WAITING.
     - No request waits for a step or a swap.
     - After an error the loop tries again by itself, with growing pauses; `status` gives the reason meanwhile.
+    - A policy that the guard finds worse is replaced by the last good one, and the turns since are set aside. No step
+      is made while it examines. A rollback and the stop of the server do not wait for it.
     - A rollback serves the earlier policy at once. A step that runs meanwhile is taken back. If the rollback fails, the
       policy that served before serves again.
     - `finish` lets the running step end, starts no other, and saves only a policy that counts.
@@ -77,12 +85,14 @@ class LearnLoop:
         reporter: Reporter,
         gate: Gate | None = None,
         records: Records | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.ledger = ledger
         self.settings = settings
         self.line = Lineage(ledger, learner, sampler, checkpoints, policies)
         self.phases = Phases()
-        self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases)
+        self.guard = guard
+        self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases, guard)
         self.may_practise: Callable[[], bool] = lambda: True
         """Whether a step on practised answers may begin now."""
         self.trouble = ""
@@ -94,7 +104,10 @@ class LearnLoop:
         self._small_batch_since: float | None = None
         self._accepts_small_batches = False
         self._changed: asyncio.Event | None = None
-        self._recovery = RecoveryBudget(settings.recovery_share)
+        self._recovery = Budget(settings.recovery_share)
+        self._examination: asyncio.Task[tuple[PlainAnswers, str]] | None = None
+        if guard is not None and guard.state.good is not None:
+            checkpoints.good = guard.state.good.version
 
     @property
     def phase(self) -> Phase:
@@ -160,9 +173,16 @@ class LearnLoop:
             return "preparing: it loads the weights to continue from"
         waiting = self.ledger.read(trainable)
         needed = settings.batch_size
+        if self.waits_for_good_score:
+            return f"{waiting} judged turns, and needs one with a good score among them, because the guard went back"
         if waiting > needed:
             return f"all {needed} judged turns that a step needs (--batch-size), and {waiting - needed} more"
         return f"{waiting} of the {needed} judged turns that a step needs (--batch-size)"
+
+    @property
+    def waits_for_good_score(self) -> bool:
+        """Whether no step is made because the guard went back, and no turn since has a good score."""
+        return self.guard is not None and self.guard.is_cautious and self.ledger.read(first_good) is None
 
     def accept_small_batches(self, accept: bool) -> None:
         """Train, or no longer train, on fewer turns than a batch at once, because no further ones come."""
@@ -177,6 +197,7 @@ class LearnLoop:
     async def finish(self) -> None:
         """Let the running step end, start no other, and save what no checkpoint holds yet."""
         self._stopping = True
+        self._stop_examination()
         if await self.save():
             log.info("Saved the policy of step %d. The next start continues from it.", self.step)
 
@@ -196,6 +217,7 @@ class LearnLoop:
         None is the base model. It serves once the running step has ended. With `retrain`, the turns of later steps are
         trained on again.
         """
+        self._stop_examination()
         self.steps.abandon()
         try:
             served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
@@ -203,8 +225,9 @@ class LearnLoop:
             # The running step counts again, and so does an error that ends it.
             self.steps.abandon(abandoned=False)
             raise
-        # Another step may have begun meanwhile.
+        # Another step or examination may have begun meanwhile.
         self.steps.abandon()
+        self._stop_examination()
         try:
             async with self._lock:
                 version = await self._go_back(checkpoint, served, retrain=retrain)
@@ -241,8 +264,89 @@ class LearnLoop:
 
         It waits for the running step, whose policy must get the next number.
         """
+        self._stop_examination()
         async with self._lock:
             return await self.line.hold(checkpoint)
+
+    async def examine(self) -> bool:
+        """Let the guard examine the policy that serves, whenever it did so last; whether that one serves on.
+
+        One that is worse is replaced by the last good one. Without a guard, and where nothing can be asked, it serves.
+        """
+        async with self._lock:
+            return self.guard is None or self.phase is not Phase.WAITING or await self._examine(self.guard)
+
+    async def _examine(self, guard: Guard) -> bool:
+        """The same; the phase must be WAITING."""
+        guard.left_line(self.ledger.read(policy_line, self.version))
+        if not guard.is_worse(self.version):
+            self.phases.enter(Phase.EXAMINING)
+            self._examination = asyncio.create_task(guard.examine(self.version))
+            try:
+                await asyncio.wait([self._examination])
+            finally:
+                self._examination.cancel()
+                self.phases.enter(Phase.WAITING)
+            if self._examination.cancelled():
+                return True
+            try:
+                policy, why = self._examination.result()
+            except EngineError as error:
+                log.warning("The guard could not examine policy %d, and tries again: %s", self.version, error)
+                return True
+            if not why:
+                await self._keep_good(guard, policy)
+                return True
+            guard.refuse(policy, why)
+        await self._leave_worse(guard)
+        return False
+
+    def _stop_examination(self) -> None:
+        if self._examination is not None:
+            self._examination.cancel()
+
+    async def _keep_good(self, guard: Guard, policy: PlainAnswers) -> None:
+        """Remember the policy as the last good one, with a checkpoint of it."""
+        if self.line.unsaved:
+            self.phases.enter(Phase.SAVING)
+            with self._resting():
+                try:
+                    await self.line.save(for_guard=True)
+                except (StepRefused, OSError) as error:
+                    log.error("Policy %d is good, but it was not saved: %s", self.version, error)
+                    return
+        self.line.checkpoints.good = self.version
+        guard.accept(policy)
+
+    async def _leave_worse(self, guard: Guard) -> None:
+        """Continue from the last good policy, and set the turns of the steps since aside."""
+        good = guard.state.good or guard.state.start
+        last = good.version if good else BASE_VERSION
+        line = self.ledger.read(policy_line, self.version)
+        later = [version for version in line if version > last]
+        checkpoint = await asyncio.to_thread(newest_without, later, self.line.checkpoints.all(), line)
+        checkpoint = None if checkpoint is None or checkpoint.is_base_model else checkpoint
+        left, step = self.version, checkpoint.step if checkpoint else 0
+        turns = await self.ledger.write(blame, later, guard.state.worse)
+        try:
+            served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
+            version = await self._go_back(checkpoint, served, retrain=False)
+        except BaseException:
+            self.line.take_back()
+            raise
+        guard.went_back(version, to_good=last in (checkpoint.versions if checkpoint else (BASE_VERSION,)))
+        self.line.checkpoints.good = version
+        log.warning(
+            "Policy %d is worse, so the policy of step %d serves again, as %d. %d turns are set aside: %s. Steps now "
+            "need a good score among theirs; openclaw-rl relearn learns from these turns all the same.",
+            *(left, step, version, turns, guard.state.cautious),
+        )
+
+    async def relearn(self) -> int:
+        """Let the turns that the guard set aside be trained on all the same; how many there are."""
+        if self.guard is not None:
+            self.guard.dare()
+        return await self.ledger.write(take_up_again)
 
     async def retrain(self) -> int:
         """Learn again without deleted turns: serve the newest policy without them, and delete those with them.
@@ -278,6 +382,11 @@ class LearnLoop:
             self._changed = changed
             while self.phase is Phase.WAITING:
                 changed.clear()
+                if self._is_examination_due():
+                    async with self._lock:
+                        if self.phase is Phase.WAITING and self.guard is not None:
+                            await self._examine(self.guard)
+                    continue
                 count = self._due()
                 practised = [] if count else self._practice_due()
                 if count or practised:
@@ -295,6 +404,10 @@ class LearnLoop:
             return idle
         return min(idle, max(0.0, self._small_batch_since + timeout - time.monotonic()) + 0.001)
 
+    def _is_examination_due(self) -> bool:
+        """Whether the guard should examine now. Lost steps are made again first."""
+        return not (self.guard is None or self.line.lost or self._stopping) and self.guard.is_due(self.version)
+
     def _due(self) -> int:
         """How many turns to train on now; 0 means wait."""
         settings = self.settings
@@ -305,6 +418,8 @@ class LearnLoop:
             return 0
         if lost:
             return len(lost[0].turns)
+        if self.waits_for_good_score:
+            return 0
         if waiting >= settings.batch_size:
             return settings.batch_size
         self._small_batch_since = self._small_batch_since or time.monotonic()
@@ -327,7 +442,7 @@ class LearnLoop:
             if not await self.steps.run(count, practised):
                 return
             self._pause = self.settings.first_pause
-            self._recovery.add_step(time.monotonic() - started)
+            self._recovery.add_time(time.monotonic() - started)
             await self._save_if_due()
 
     async def _save_if_due(self) -> None:
@@ -339,7 +454,7 @@ class LearnLoop:
         started = time.monotonic()
         try:
             await self.line.save(kept=kept)
-            self._recovery.add_save(time.monotonic() - started)
+            self._recovery.add_cost(time.monotonic() - started)
         except (StepRefused, OSError) as error:
             log.error("The learner's state was not saved at step %d, the next step tries again: %s", self.step, error)
 
@@ -355,28 +470,3 @@ class LearnLoop:
         finally:
             lost = lost or self.phase is Phase.TRAINING
             self.phases.enter(Phase.UNPREPARED if lost else Phase.WAITING)
-
-
-class RecoveryBudget:
-    """Decides after each step whether a recovery state is due.
-
-    - Saving takes at most `share` of the training time: a state is due when that share of the time since the last save
-      exceeds what the last save took. The first state, whose cost is not known, is due after the first step.
-    - After a crash, the steps to make again took at most 1 / `share` times as long as a save.
-    """
-
-    def __init__(self, share: float = MAX_SHARE) -> None:
-        self.share = share
-        self._trained = self._cost = 0.0
-
-    @property
-    def is_due(self) -> bool:
-        return self._trained * self.share > self._cost
-
-    def add_step(self, seconds: float) -> None:
-        self._trained += seconds
-
-    def add_save(self, seconds: float) -> None:
-        """The state was saved, for recovery or as a checkpoint."""
-        self._trained = 0.0
-        self._cost = seconds

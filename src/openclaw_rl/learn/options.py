@@ -61,6 +61,9 @@ class TrainingOptions(Section):
         "imitate",
         "How notes are practised: imitate the base model's answers with notes and examples, or distil them on-policy.",
     )
+    guard: bool = option(
+        True, "Watch that the policy still answers plain prompts sensibly, and go back to the last good one if not."
+    )
     custom_loss_function_path: str | None = option(
         None, "Your own loss: path/file.py or package.module:name.", shown="--loss-fn"
     )

@@ -68,11 +68,13 @@ class StepReport:
     """Numbers about the episodes in the batch; empty if it has none."""
     notes: int = 0
     """Samples that were accepted under notes and are trained on without them."""
+    of_guard: Mapping[str, float] = field(default_factory=dict)
+    """What the guard found last, before this step."""
 
     def as_json(self) -> dict[str, float]:
         """Every number by name, the method's among them."""
         values = asdict(self)
-        parts = [values.pop(name) for name in ("of_method", "logprob_gaps", "of_episodes")]
+        parts = [values.pop(name) for name in ("of_method", "logprob_gaps", "of_episodes", "of_guard")]
         return {**values, **{name: value for part in parts for name, value in part.items()}}
 
     def line(self) -> str:
@@ -243,6 +245,7 @@ def make_report(
     method: Method,
     result: StepResult,
     constant_groups: int = 0,
+    of_guard: Mapping[str, float] | None = None,
 ) -> StepReport:
     """The report of a step that made policy `version` from policy `before`."""
     kinds = [turn.sample for turn in turns]
@@ -266,6 +269,7 @@ def make_report(
         of_method=method.metrics(turns),
         logprob_gaps=logprob_gaps([turn for turn in turns if turn.version == before], result.before),
         of_episodes=episode_metrics(turns, constant_groups),
+        of_guard=of_guard or {},
         tokens=result.tokens,
         response_tokens=result.response_tokens,
         step_seconds=result.seconds,

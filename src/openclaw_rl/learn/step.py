@@ -17,6 +17,7 @@ from openclaw_rl.engines.base import (
     StepStopped,
 )
 from openclaw_rl.learn.gate import Gate
+from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.reporting import Records, Reporter, StepReport, make_report
 from openclaw_rl.learn.samples import drop_without_signal, load_with_signal, to_sequences
@@ -48,6 +49,8 @@ class Phase(StrEnum):
     """The last step counts. It is reported, and a checkpoint is written when one is due."""
     SUSPENDED = "suspended"
     """An error stopped the last attempt. The learner holds the last step that counts, and the loop tries again."""
+    EXAMINING = "examining"
+    """The learner holds the last step that counts. The guard asks its policy plain prompts."""
     ROLLING_BACK = "rolling back"
     """The learner loads an earlier policy."""
 
@@ -55,12 +58,13 @@ class Phase(StrEnum):
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.UNPREPARED: frozenset({Phase.WAITING, Phase.ROLLING_BACK}),
     # WAITING and SUSPENDED lead to SAVING when the server stops.
-    Phase.WAITING: frozenset({Phase.BATCHING, Phase.SAVING, Phase.SUSPENDED, Phase.ROLLING_BACK}),
+    Phase.WAITING: frozenset({Phase.BATCHING, Phase.SAVING, Phase.SUSPENDED, Phase.EXAMINING, Phase.ROLLING_BACK}),
     Phase.SUSPENDED: frozenset({Phase.WAITING, Phase.SAVING, Phase.ROLLING_BACK}),
     Phase.BATCHING: frozenset({Phase.TRAINING, Phase.WAITING}),
     # A step that was refused or taken back leads to BATCHING, because its turns are still claimed.
     Phase.TRAINING: frozenset({Phase.BATCHING, Phase.SAVING, Phase.UNPREPARED}),
     Phase.SAVING: frozenset({Phase.WAITING, Phase.UNPREPARED}),
+    Phase.EXAMINING: frozenset({Phase.WAITING}),
     Phase.ROLLING_BACK: frozenset({Phase.WAITING, Phase.UNPREPARED}),
 }
 
@@ -116,6 +120,7 @@ class StepRunner:
         gate: Gate | None,
         records: Records | None,
         phases: Phases,
+        guard: Guard | None = None,
     ) -> None:
         self.line = line
         self.from_feedback = method
@@ -127,6 +132,7 @@ class StepRunner:
         self.gate = gate
         self.records = records
         self.phases = phases
+        self.guard = guard
         self.ledger = line.ledger
         self.learner = line.learner
         self.sampler = line.sampler
@@ -150,7 +156,8 @@ class StepRunner:
         if lost is not None or practised:
             numbers = await self.ledger.write(training.claim_turns, lost.turns if lost else practised)
         else:
-            numbers = await self.ledger.write(training.claim, count, self.line.step, self.max_staleness)
+            needs_good = self.guard is not None and self.guard.is_cautious
+            numbers = await self.ledger.write(training.claim, count, self.line.step, self.max_staleness, needs_good)
         self.method = self.practice if self.ledger.read(is_practised, numbers) else self.from_feedback
         turns = await load_with_signal(self.ledger, self.method, numbers)
         # If some turns were stale or had no signal, the others wait for a full batch.
@@ -239,7 +246,8 @@ class StepRunner:
         constant_groups = self.ledger.read(constant_since_last_step)
         step = self.line.step + 1
         before = self.line.version
-        return make_report(step, version, before, turns, self.method, result, constant_groups)
+        of_guard = self.guard.numbers if self.guard else None
+        return make_report(step, version, before, turns, self.method, result, constant_groups, of_guard)
 
     async def _publish_new(
         self, version: int, policy: PolicyRef, turns: Sequence[StoredTurn], result: StepResult

@@ -137,16 +137,24 @@ def mean(rewards: list[float]) -> float | None:
     return rewards[0] if len(set(rewards)) == 1 else fmean(rewards)
 
 
-def next_units(db: sqlite3.Connection, count: int) -> list[int]:
+def first_good(db: sqlite3.Connection) -> int | None:
+    """The turn with a score above 0 that a step may take and that was judged first; None if there is none."""
+    good = "SELECT number FROM verdicts v WHERE v.turn = t.number AND v.score > 0"
+    row = db.execute(f"SELECT t.number, ({good}) AS place {TRAINABLE} AND place IS NOT NULL ORDER BY place").fetchone()
+    return None if row is None else int(row["number"])
+
+
+def next_units(db: sqlite3.Connection, count: int, first: int | None = None) -> list[int]:
     """The turns of the next step: single turns and whole groups, the longest judged first, at least `count` turns.
 
-    All there are, if there are fewer.
+    All there are, if there are fewer. If turn `first` is given, the step has it.
     """
     chosen: list[int] = []
     groups = set[int]()
     for row in db.execute(
         "SELECT t.number, g.number AS group_number, (SELECT v.number FROM verdicts v WHERE v.turn = t.number) AS place "
-        f"{TRAINABLE} AND place IS NOT NULL ORDER BY place"
+        f"{TRAINABLE} AND place IS NOT NULL ORDER BY t.number IS NOT ?, place",
+        (first,),
     ):
         if len(chosen) >= count:
             break

@@ -22,7 +22,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.JUDGED: frozenset({State.AWAITING, State.BATCHED, State.READY, State.DROPPED}),
     State.BATCHED: frozenset({State.APPLIED, State.JUDGED, State.DROPPED}),
     # A step that was lost with the learner's memory is made again. In another epoch an imported turn is scored again.
-    State.APPLIED: frozenset({State.JUDGED, State.CAPTURED}),
+    # The turns of steps that made the policy worse are set aside.
+    State.APPLIED: frozenset({State.JUDGED, State.CAPTURED, State.DROPPED}),
     State.DROPPED: frozenset({State.READY}),
 }
 #: Reasons that are used in more than one place.
@@ -31,6 +32,8 @@ NO_NEXT_STATE = "the session ended without a next state"
 EPISODE_ENDED = "answered after the end of its episode"
 #: Begins the reason of a turn whose training step was refused.
 QUARANTINED = "quarantined: "
+#: Begins the reason of a step that made the policy worse, and of its turns.
+SET_ASIDE = "the guard: "
 ALREADY_USED = (State.BATCHED, State.APPLIED)
 
 
@@ -65,7 +68,7 @@ def drop_damaged(db: sqlite3.Connection, error: DamagedTurn) -> None:
     """Drop a turn that cannot be read, unless it was trained on or deleted."""
     row = db.execute("SELECT state FROM turns WHERE number = ?", (error.turn,)).fetchone()
     state = known(State, row["state"], None) if row is not None else State.DROPPED
-    if state is None or State.DROPPED in TRANSITIONS[state]:
+    if state not in (State.APPLIED, State.DROPPED):
         db.execute("UPDATE turns SET state = ?, reason = ? WHERE number = ?", (State.DROPPED, error.reason, error.turn))
         db.execute("DELETE FROM lease_turns WHERE turn = ?", (error.turn,))
 

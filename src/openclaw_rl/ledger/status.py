@@ -67,6 +67,8 @@ class Status:
     """Why turns wait for their judge, if they do."""
     learner: str = ""
     """What the next training step waits for, as the running server reports it."""
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """What the guard of answers found last; empty if nothing."""
     runs: Mapping[str, str] = field(default_factory=dict)
     """Where each part of the running server runs."""
     trouble: str = ""
@@ -156,6 +158,7 @@ class Status:
             "judging_trouble": self.trouble,
             "not_understood": self.unread,
             "learner": self.learner,
+            "guard": dict(self.guard),
             "runs": dict(self.runs),
             "held": self.held,
             "notes": {str(state): count for state, count in self.notes.items()},
@@ -170,12 +173,16 @@ class Status:
 
 
 def read_status(
-    db: sqlite3.Connection | None, server: str | None, ready: Mapping[str, Any], saved: int = BASE_VERSION
+    db: sqlite3.Connection | None,
+    server: str | None,
+    ready: Mapping[str, Any],
+    saved: int = BASE_VERSION,
+    guard: Mapping[str, Any] | None = None,
 ) -> Status:
     """The status of a run.
 
     `db` is its ledger, if there is one yet; `ready` is its server's answer to `/readyz`, empty if none runs; `saved` is
-    the policy version of the newest checkpoint.
+    the policy version of the newest checkpoint; `guard` is what the guard left in the run directory.
     """
     nothing = Counts(dict.fromkeys(State, 0), {}, 0, 0)
     return Status(
@@ -186,16 +193,22 @@ def read_status(
         switched_off=next((says for part, says in SWITCHED_OFF.items() if ready.get(part) == "off"), ""),
         judge_down=why(ready, "judge"),
         learner=ready.get("learner", ""),
+        guard=ready.get("guard", guard) or {},
         runs={part: where for part, where in ready.get("runs", {}).items() if where},
         trouble=verdicts.judging_trouble(db) if db else "",
         unread=words_not_understood(db) if db else "",
-        quarantined=training.load_steps(db, StepOutcome.QUARANTINED)[::-1] if db else [],
+        quarantined=[step for step in training.load_steps(db) if is_set_aside(step)][::-1] if db else [],
         serving=ready.get("policy_version"),
         saved=saved,
         held=groups.queue(db).held if db else 0,
         groups=groups.waiting(db) if db else [],
         notes=notes.count(db) if db else {},
     )
+
+
+def is_set_aside(step: Update) -> bool:
+    """Whether a step was refused, or rolled back by the guard."""
+    return step.outcome is StepOutcome.QUARANTINED or (step.outcome is StepOutcome.ROLLED_BACK and bool(step.reason))
 
 
 def words_not_understood(db: sqlite3.Connection, *, quotes: bool = True) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from openclaw_rl.ledger import episodes, groups
 from openclaw_rl.ledger.packing import known, unpack_object
-from openclaw_rl.ledger.sessions import IMPORTED, QUARANTINED, move
+from openclaw_rl.ledger.sessions import IMPORTED, QUARANTINED, SET_ASIDE, move
 from openclaw_rl.types import BASE_VERSION, Batch, LeaseEnd, State, StepOutcome, Update
 
 #: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.
@@ -36,11 +36,11 @@ STEP_OF = (
 )
 
 
-def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> list[int]:
+def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int, needs_good: bool = False) -> list[int]:
     """Take the next turns for the step after `step`, the longest judged first. Turns of too old a policy are dropped.
 
     A group is taken or dropped as a whole, so there can be more than `count` turns. There are fewer only if no more
-    can be taken.
+    can be taken. If it `needs_good`, one of them has a good score, or none is taken.
     A policy's age is counted in steps and not in versions: a step that was lost and repeated makes a new version, but
     the turns are no staler for it.
     """
@@ -49,7 +49,8 @@ def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> 
     is_stale = f"{STEP_OF.format('t.version')} < ? - ?"
     for turn in groups.stale_units(db, is_stale, (step, max_staleness)):
         move(db, turn, State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
-    turns = groups.next_units(db, count)
+    good = groups.first_good(db) if needs_good else None
+    turns = groups.next_units(db, count, good) if good or not needs_good else []
     for turn in turns:
         move(db, turn, State.BATCHED)
     # Sorted, because the order of a batch can change the last bits of its sums.
@@ -147,12 +148,12 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
     """Let exactly the steps in a policy count.
 
     Other steps that made versions after `undo_after` are undone, so that their turns can be trained on again, and are
-    returned. The rest are rolled back.
+    returned. The rest are rolled back. The turns of those that `blame` gave a reason are set aside with it.
     """
     line = set(policy_line(db, version))
     undone = []
     for row in db.execute(
-        "SELECT number, step, version FROM updates WHERE outcome = ? ORDER BY step", (StepOutcome.APPLIED,)
+        "SELECT number, step, version, reason FROM updates WHERE outcome = ? ORDER BY step", (StepOutcome.APPLIED,)
     ).fetchall():
         if row["version"] in line:
             continue
@@ -160,9 +161,11 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
         _set_outcome(db, row["number"], StepOutcome.UNDONE if is_undone else StepOutcome.ROLLED_BACK)
         if is_undone:
             undone.append(row["step"])
-            for turn, state in _turns_in(db, row["number"]).items():
-                if state is State.APPLIED:
-                    move(db, turn, State.JUDGED)
+        for turn, state in _turns_in(db, row["number"]).items():
+            if state is State.APPLIED and is_undone:
+                move(db, turn, State.JUDGED)
+            elif state is State.APPLIED and row["reason"]:
+                move(db, turn, State.DROPPED, row["reason"])
     for row in db.execute(
         "SELECT number, version FROM updates WHERE outcome IN (?, ?)", (StepOutcome.UNDONE, StepOutcome.ROLLED_BACK)
     ).fetchall():
@@ -171,6 +174,36 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
             for turn, state in _turns_in(db, row["number"]).items():
                 _move_to_applied(db, turn, state)
     return undone
+
+
+def blame(db: sqlite3.Connection, versions: Iterable[int], reason: str) -> int:
+    """Say why the steps that made these policies will be rolled back; how many turns they have.
+
+    It comes before the rollback: killed in between, the next one still sets the turns aside.
+    """
+    which = "outcome = ? AND version IN (SELECT value FROM json_each(?))"
+    values = (StepOutcome.APPLIED, json.dumps(list(versions)))
+    db.execute(f"UPDATE updates SET reason = ? WHERE {which}", (reason, *values))
+    (turns,) = db.execute(
+        f"SELECT count(*) FROM update_turns WHERE number IN (SELECT number FROM updates WHERE {which})", values
+    ).fetchone()
+    return int(turns)
+
+
+def take_up_again(db: sqlite3.Connection) -> int:
+    """Let the turns that the guard set aside be trained on all the same; how many there are."""
+    taken = 0
+    for row in db.execute(
+        "SELECT number, reason FROM updates WHERE outcome = ? AND instr(reason, ?) = 1",
+        (StepOutcome.ROLLED_BACK, SET_ASIDE),
+    ).fetchall():
+        _set_outcome(db, row["number"], StepOutcome.UNDONE)
+        for turn, state in _turns_in(db, row["number"]).items():
+            if state is State.DROPPED and _reason(db, turn) == row["reason"]:
+                move(db, turn, State.READY)
+                move(db, turn, State.JUDGED)
+                taken += 1
+    return taken
 
 
 def steps_after(db: sqlite3.Connection, version: int) -> list[Batch]:
@@ -346,12 +379,18 @@ def latest_version(db: sqlite3.Connection) -> int:
 
 
 def _set_outcome(db: sqlite3.Connection, number: int, outcome: StepOutcome) -> None:
-    db.execute("UPDATE updates SET outcome = ? WHERE number = ?", (outcome, number))
+    # Only what was rolled back keeps the reason for it.
+    reason = "reason" if outcome is StepOutcome.ROLLED_BACK else "''"
+    db.execute(f"UPDATE updates SET outcome = ?, reason = {reason} WHERE number = ?", (outcome, number))
 
 
 def _state(db: sqlite3.Connection, turn: int) -> State | None:
     row = db.execute("SELECT state FROM turns WHERE number = ?", (turn,)).fetchone()
     return None if row is None else known(State, row["state"], State.DROPPED)
+
+
+def _reason(db: sqlite3.Connection, turn: int) -> str:
+    return str(db.execute("SELECT reason FROM turns WHERE number = ?", (turn,)).fetchone()["reason"])
 
 
 def _newest_before(db: sqlite3.Connection, step: int, version: int) -> int:

@@ -83,6 +83,7 @@ def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
             "judge": operations.where_judge_runs(),
         },
         "next_step": asdict(next_step) if next_step else None,
+        "guard": operations.guard(),
         "queue": queue(server),
     }
 

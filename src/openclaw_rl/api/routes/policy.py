@@ -65,6 +65,17 @@ async def roll_back(request: Request) -> dict[str, int]:
         raise ApiError(409, str(error), code="cannot_roll_back", param="version") from error
 
 
+@router.post("/v1/policy/relearn")
+async def relearn(request: Request) -> dict[str, int]:
+    """Learn from the turns that the guard set aside, all the same."""
+    server = server_of(request)
+    server.keys.check_operator(request)
+    try:
+        return {"turns": await server.operations.relearn()}
+    except OperationFailed as error:
+        raise ApiError(409, str(error), code="cannot_relearn") from error
+
+
 @router.post("/v1/training/claim", openapi_extra=body_schema(ClaimRequest), response_model=None)
 async def claim(request: Request) -> StreamingResponse:
     """Lease judged turns and whole groups to an outside trainer."""

@@ -42,6 +42,7 @@ async def learning(request: Request) -> Response:
             "before": before,
             "checkpoints": checkpoints_of(dashboard),
             "serving": dashboard.server.service.sampler.newest_version,
+            "guard": dashboard.server.operations.guard(),
             "learns": dashboard.server.operations.next_step() is not None or bool(updates),
         }
 

@@ -118,6 +118,7 @@ PANELS = (
     Panel("Mean score of a step's turns", (("reward", ""),), -1.0, 1.0),
     Panel("Mean reward of an episode", (("episode_reward", ""),)),
     Panel("Share of episodes that were solved", (("solved", ""),), 0, 1, is_share=True),
+    Panel("Share of plain prompts answered sensibly", (("guard_sensible", ""),), 0, 1, is_share=True),
     Panel("Loss", (("loss", ""),)),
     Panel("Change in KL per token", (("kl_old", "to the previous policy"), ("kl_base", "to the base model")), 0),
     Panel("Share of clipped tokens", (("clip_fraction", ""),), 0, is_share=True),
