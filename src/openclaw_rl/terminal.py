@@ -14,6 +14,8 @@ from rich.text import Text
 
 #: Width of the output, in columns, where it is not a terminal and COLUMNS is not set.
 WIDTH = 160
+#: The time that is left follows from the pace of this long: a step of training can take a minute.
+PACE_SECONDS = 600
 #: Control characters other than tab and newline, and characters that reverse the direction of the text after them.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -93,7 +95,12 @@ class WordWriter:
 
 def progress() -> Progress:
     """A progress bar that disappears at the end. It is shown only on a terminal."""
-    return Progress(console=console(stderr=True), transient=True, disable=not on_terminal(stderr=True))
+    return Progress(
+        console=console(stderr=True),
+        transient=True,
+        disable=not on_terminal(stderr=True),
+        speed_estimate_period=PACE_SECONDS,
+    )
 
 
 def print_titled(out: Console, title: str, table: Table) -> None:

@@ -8,10 +8,13 @@ import httpx
 import pytest
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger import notes
+from openclaw_rl.api.service import Operations
+from openclaw_rl.ledger import notes, practices
+from openclaw_rl.ledger.errors import CannotPractise
 from openclaw_rl.ledger.options import NotesOptions
-from openclaw_rl.types import Note, NoteState, StoredTurn, TurnKind, Wish
+from openclaw_rl.types import Note, NoteState, PracticeState, StoredTurn, TurnKind, Wish
 from support.harness import running
+from support.practice import CanPractise, begin
 from support.recording import Recording
 
 KEYS = (ApiKey("sam", "sk-sam"), ApiKey("kim", "sk-kim"))
@@ -23,7 +26,13 @@ TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "p
 
 @pytest.fixture(scope="module")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
-    made = Recording(tiny_model, tmp_path_factory.mktemp("ledger"), notes=NotesOptions(note_probes=4), keys=KEYS)
+    made = Recording(
+        tiny_model,
+        tmp_path_factory.mktemp("ledger"),
+        notes=NotesOptions(note_probes=4),
+        keys=KEYS,
+        operations=CanPractise(),
+    )
     with running(made) as bench:
         yield bench  # type: ignore[misc]
         made.ledger.close()
@@ -239,6 +248,58 @@ def test_the_notes_api_is_the_owners_alone(bench: Recording) -> None:
     assert httpx.delete(f"{url}/{number}", headers=SAM).json() == {"id": number, "status": "removed"}
     assert httpx.get(url, headers=SAM).json()["data"] == []
     assert httpx.get(url).status_code == 401
+
+
+def test_a_note_is_practised_and_stopped_by_its_owner_alone(bench: Recording) -> None:
+    made = note(bench)
+    url = f"{bench.url}/v1/notes/{made.number}/practice"
+    for answer in (httpx.post(url, headers=KIM), httpx.delete(url, headers=KIM)):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_note")
+    assert "practice" not in httpx.get(f"{bench.url}/v1/notes", headers=SAM).json()["data"][0]
+    asked = httpx.post(url, headers=SAM).json()
+    assert (asked["note"], asked["state"], asked["steps"], asked["ended"]) == (made.number, "waiting", 0, None)
+    (turn,) = bench.ledger.submit(begin, made.number, None).result(10)
+    assert httpx.post(url, headers=SAM).json()["state"] == "running", "a second request changes nothing"
+    stopped = httpx.delete(url, headers=SAM).json()
+    assert (stopped["state"], stopped["reason"], stopped["made"]) == ("stopped", "by its owner", 0)
+    assert stopped["ended"]
+    (listed,) = httpx.get(f"{bench.url}/v1/notes", headers=SAM).json()["data"]
+    assert listed["practice"] == stopped
+    assert bench.ledger.read(practices.states, [turn]) == ["dropped"], "no step takes what was sampled"
+    assert len(bench.ledger.read(practices.load_all)) == 1
+
+
+def test_a_practice_that_was_stopped_stays_stopped(bench: Recording) -> None:
+    """The server learns of it between two batches, and can write nothing more."""
+    made = note(bench)
+    bench.ledger.submit(begin, made.number, None).result(10)
+    running_one = bench.ledger.read(practices.current)
+    assert running_one is not None
+    httpx.delete(f"{bench.url}/v1/notes/{made.number}/practice", headers=SAM)
+    with pytest.raises(CannotPractise, match="by its owner"):
+        bench.ledger.submit(practices.add_answers, running_one, []).result(10)
+    bench.ledger.submit(practices.set_state, running_one.number, PracticeState.LEARNED).result(10)
+    assert bench.ledger.read(practices.load, running_one.number).state is PracticeState.STOPPED
+    assert bench.ledger.read(notes.load, made.number).state is NoteState.ACTIVE
+
+
+def test_what_cannot_be_practised_is_refused_with_a_sentence(bench: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"{bench.url}/v1/notes"
+    shown = example(bench, "where is the hen?", "Chef, in the barn.")
+    made = note(bench)
+    for answer, code in (
+        (httpx.post(f"{url}/{shown.number}/practice", headers=SAM), 409),
+        (httpx.delete(f"{url}/{made.number}/practice", headers=SAM), 409),
+        (httpx.post(f"{url}/x/practice", headers=SAM), 404),
+        (httpx.post(f"{url}/{made.number + 1}/practice", headers=SAM), 404),
+    ):
+        assert (answer.status_code, bool(answer.json()["error"]["message"])) == (code, True)
+    monkeypatch.setattr(CanPractise, "why_no_practice", Operations.why_no_practice)
+    refused = httpx.post(f"{url}/{made.number}/practice", headers=SAM)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "cannot_practise")
+    assert "does not learn" in refused.json()["error"]["message"]
+    assert "does not learn" in httpx.get(f"{bench.url}/readyz", headers=SAM).json()["practice"]
+    assert bench.ledger.read(practices.load_all) == []
 
 
 @pytest.mark.parametrize("body", [{}, {"text": " "}, {"text": "x" * 301}, [], {"text": 1}])

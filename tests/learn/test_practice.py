@@ -113,6 +113,9 @@ class Practising:
         await self.run.until(lambda: load().ended is not None)
         return load()
 
+    def under_way(self) -> list[Practice]:
+        return [practice for practice in self.book.ledger.read(practices.load_all) if practice.is_under_way]
+
     def note(self, number: int) -> Note:
         found: Note = self.book.ledger.read(notes.load, number)
         return found
@@ -260,6 +263,33 @@ async def test_a_killed_practice_goes_on_with_the_steps_that_are_left(run: Learn
     left = run.book.rows("SELECT count(*) FROM turns WHERE kind = 'side' AND state NOT IN ('applied')")
     assert left == [(0,)]
     await server.kill()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda db, note: practices.stop(db, note.number), "by its owner"),
+        (lambda db, note: notes.remove(db, note.number), "its note was removed"),
+        (lambda db, note: notes.edit(db, note.number, text="End with Bye."), "its note was changed"),
+        (lambda db, note: notes.forget(db, note.owner), None),
+    ],
+)
+async def test_it_ends_when_its_owner_changes_their_mind(
+    run: LearningRun, renderer: ChatRenderer, change: Callable[[sqlite3.Connection, Note], object], reason: str | None
+) -> None:
+    async with practising(run, renderer, steps=500) as server:
+        note = server.teach()
+        practice = server.ask_for(note)
+        await run.until(lambda: bool(run.applied()))
+        run.book.change(change, note)
+        if reason is not None:
+            done = await server.ended(practice)
+            assert (done.state, done.reason) == (PracticeState.STOPPED, reason)
+        # Another note is practised next.
+        other = server.teach(text="Begin with a word.")
+        server.ask_for(other)
+        await run.until(lambda: any(one.note == other.number and one.made for one in server.under_way()))
+        assert [one.note for one in server.under_way()] == [other.number]
 
 
 async def test_the_note_of_one_of_several_is_not_taught_to_all(run: LearningRun, renderer: ChatRenderer) -> None:

@@ -12,6 +12,8 @@ from support.harness import Bench
 #: What is emptied, in an order in which no row refers to one that is gone.
 ALL_TABLES = (
     *(
+        "practised",
+        "practices",
         "note_outcomes",
         "notes",
         "turn_notes",

@@ -51,6 +51,7 @@ LEDGER_REFUSALS: Mapping[type[LedgerError], tuple[int, str, str | None]] = {
     ledger_errors.TooLate: (409, "too_late", None),
     ledger_errors.UnknownNote: (404, "unknown_note", None),
     ledger_errors.TooManyNotes: (409, "too_many_notes", None),
+    ledger_errors.CannotPractise: (409, "cannot_practise", None),
     ledger_errors.UnknownLease: (404, "unknown_lease", "lease"),
     ledger_errors.LeaseRefused: (409, "lease_ended", "lease"),
 }

@@ -240,6 +240,10 @@ class Operations:
         """What a note is about; empty if nobody can say."""
         return ""
 
+    def why_no_practice(self) -> str:
+        """Why notes cannot be practised; empty if they can."""
+        return "This server does not learn, so it practises no notes."
+
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         """Serve an earlier policy from now on; returns its new version. Raises OperationFailed.
 

@@ -117,6 +117,11 @@ class BackgroundLoops(Operations):
         # In a thread, because the first note in a language has its phrases compiled.
         return await asyncio.to_thread(topic_of, note)
 
+    def why_no_practice(self) -> str:
+        if self.learning is None:
+            return super().why_no_practice()
+        return "" if self.practiser else "This server's sampler keeps no base model, so it practises no notes."
+
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         if self.outside is not None:
             raise OperationFailed(

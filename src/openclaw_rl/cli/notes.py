@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any
 
@@ -14,7 +14,7 @@ from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.config.options import add_flags
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
-from openclaw_rl.types import Note, NoteOutcomes
+from openclaw_rl.types import Note, NoteOutcomes, NoteState, Practice
 
 DOC = "list the notes of what users asked for and the examples that they gave, or add, edit, remove and pin some"
 #: Characters of an example's question and answer in the table.
@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 def list_notes(db: Connection, user: str | None, *, all_states: bool) -> None:
     from openclaw_rl.ledger.notes import of_owner
+    from openclaw_rl.ledger.practices import latest
 
     out = console()
     notes = of_owner(db, user, all_states=all_states)
@@ -66,13 +67,13 @@ def list_notes(db: Connection, user: str | None, *, all_states: bool) -> None:
         out.print(Text(f"There is no note{whose} yet: one is written when a user says how to answer."), soft_wrap=True)
         return
     if notes:
-        out.print(notes_table(notes, "note"))
+        out.print(notes_table(notes, "note", latest(db, user)))
     if examples:
-        out.print(notes_table(examples, "example"))
+        out.print(notes_table(examples, "example", {}))
 
 
-def notes_table(notes: Sequence[Note], kind: str) -> Table:
-    """Notes or examples with their source, how often they held, and their state."""
+def notes_table(notes: Sequence[Note], kind: str, practised: Mapping[int, Practice]) -> Table:
+    """Notes or examples with their source, how often they held, their state, and their last practice."""
     table = Table()
     owners = len({note.owner for note in notes}) > 1
     for heading in (kind, *(["owner"] if owners else []), "text", "from", "held with", "without", "state"):
@@ -83,7 +84,10 @@ def notes_table(notes: Sequence[Note], kind: str) -> Table:
         owner = [Text(note.owner)] if owners else []
         counts = (share(note.given), share(note.withheld))
         text = f"{shortened(note.question)}\n→ {shortened(note.text)}" if note.question else note.text
-        table.add_row(str(note.number), *owner, Text(text), f"{source}\n{since}", *counts, Text(state_cell(note)))
+        cell = Text(text)
+        if practice := practised.get(note.number):
+            cell.append(f"\n{practice.words}", "dim")
+        table.add_row(str(note.number), *owner, cell, f"{source}\n{since}", *counts, Text(state_cell(note)))
     return table
 
 
@@ -98,7 +102,10 @@ def share(outcomes: NoteOutcomes) -> str:
 
 def state_cell(note: Note) -> str:
     state = "pinned" if note.pinned and not note.reason else str(note.state)
-    return f"{state}: {note.reason}" if note.reason else state
+    if not note.reason:
+        return state
+    since = time.strftime("%d %B %Y", time.localtime(note.changed)).lstrip("0")
+    return f"{state}: {note.reason}" + (f" on {since}" if note.state is NoteState.RETIRED else "")
 
 
 def add_note(db: Connection, options: argparse.Namespace) -> str:

@@ -2,18 +2,18 @@
 
 import argparse
 import time
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.app.config import Config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, progress
-from openclaw_rl.types import ENDED_PRACTICE, NoteState, Practice, PracticeState
+from openclaw_rl.types import NoteState, Practice, PracticeState
 
 DOC = "practise notes until the policy keeps to them without being told, and wait until it serves"
 #: How often to look how far it is.
@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.5
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "practise", DOC, run, RUN_OPTIONS)
+    parser = add_command(commands, "practise", DOC, run, (*RUN_OPTIONS, *KEY_OPTIONS))
     parser.add_argument(
         "note",
         nargs="?",
@@ -30,33 +30,68 @@ def add(commands: Any) -> None:
         help="the number of a note ('openclaw-rl notes' lists them; default: all that are given to the model)",
     )
     parser.add_argument("--no-wait", action="store_true", help="only ask for it, and return at once")
+    parser.add_argument("--stop", action="store_true", help="stop what waits or is being practised")
     parser.add_argument("--list", action="store_true", help="list what was practised so far, and how it went")
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.ledger import practices
     from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
-    from openclaw_rl.ledger.run_dir import server_url
-    from openclaw_rl.ledger.schema import open_ledger, transaction
+    from openclaw_rl.ledger.practices import load_all
+    from openclaw_rl.ledger.schema import open_ledger
 
     config = run_config(options)
     with open_ledger(config.ledger_dir) as db:
         if options.list:
-            console().print(practices_table(practices.load_all(db)))
+            console().print(practices_table(load_all(db)))
             return 0
-        numbers = [options.note] if options.note is not None else notes_in_use(db)
         try:
-            with transaction(db):
-                wanted = [practices.request(db, number) for number in numbers]
+            if options.stop:
+                return stop(db, options.note)
+            return practise(config, db, options.note, wait=not options.no_wait)
         except (CannotPractise, UnknownNote) as error:
             raise UserError(f"{error} 'openclaw-rl notes' lists them.") from None
-        if options.no_wait or not server_url(config.run.folder):
-            when = "" if server_url(config.run.folder) else ", once a server runs (openclaw-rl serve)"
-            console().print(f"To be practised{when}: {', '.join(f'note {one.note}' for one in wanted)}.")
-            return 0
-        ended = [watch(partial(practices.load, db, one.number)) for one in wanted]
-    console().print(practices_table(ended))
-    return 0 if all(one.state is not PracticeState.STOPPED for one in ended) else 1
+
+
+def stop(db: Connection, note: int | None) -> int:
+    from openclaw_rl.ledger import practices
+    from openclaw_rl.ledger.schema import transaction
+
+    under_way = [one.note for one in practices.load_all(db) if one.is_under_way]
+    with transaction(db):
+        stopped = [practices.stop(db, number) for number in ([note] if note is not None else under_way)]
+    say(f"Stopped: {named(stopped)}." if stopped else "Nothing is being practised.")
+    return 0
+
+
+def practise(config: Config, db: Connection, note: int | None, *, wait: bool) -> int:
+    """Ask for the practice of a note, or of all, and wait for its end. Raises UserError."""
+    from openclaw_rl.client import ready_state
+    from openclaw_rl.ledger import practices
+    from openclaw_rl.ledger.run_dir import server_url
+    from openclaw_rl.ledger.schema import transaction
+
+    server = server_url(config.run.folder)
+    # A server that does not know the key, or does not answer, may practise all the same.
+    able = ready_state(server, operator_key(config)).get("practice", "on") if server else "on"
+    if able != "on":
+        raise UserError(able)
+    with transaction(db):
+        wanted = [practices.request(db, number) for number in ([note] if note is not None else notes_in_use(db))]
+    if not server:
+        say(f"No server runs. Once one does (openclaw-rl serve), it practises {named(wanted)}.")
+        return 0
+    if not wait:
+        say(f"To be practised: {named(wanted)}. 'openclaw-rl practise --list' shows how far it is.")
+        return 0
+    try:
+        ended = [practice for one in wanted if (practice := watch(config.run.folder, db, one))]
+    except KeyboardInterrupt:
+        say("The server goes on practising. 'openclaw-rl practise --list' shows how far it is, --stop ends it.")
+        raise
+    if ended:
+        console().print(practices_table(ended))
+    learned = [one for one in ended if one.state in (PracticeState.LEARNED, PracticeState.DONE)]
+    return 0 if len(learned) == len(wanted) else 1
 
 
 def notes_in_use(db: Connection) -> list[int]:
@@ -68,24 +103,41 @@ def notes_in_use(db: Connection) -> list[int]:
     return numbers
 
 
-def watch(load: Callable[[], Practice]) -> Practice:
-    """Show how far a practice is until it ends."""
-    with progress() as shown:
-        current = load()
-        task = shown.add_task(f"Note {current.note} waits until nobody needs the machine", total=None)
-        while current.state not in ENDED_PRACTICE:
-            time.sleep(LOOK_SECONDS)
-            current = load()
-            if current.steps:
-                what = f"Note {current.note}: step {current.made} of {current.steps}"
-                shown.update(task, description=what, total=current.steps, completed=current.made)
-    return current
+def watch(run_dir: Path, db: Connection, practice: Practice) -> Practice | None:
+    """Show how far a practice is until it ends; None, and a sentence, if its note is deleted. Raises UserError."""
+    from openclaw_rl.ledger.errors import CannotPractise
+    from openclaw_rl.ledger.practices import load
+    from openclaw_rl.ledger.run_dir import server_url
+
+    try:
+        with progress() as shown:
+            task = shown.add_task("", total=None)
+            while (practice := load(db, practice.number)).is_under_way:
+                if not server_url(run_dir):
+                    raise UserError(f"The server has stopped. It goes on with note {practice.note} when it runs again.")
+                how_far = f"step {practice.made} of {practice.steps}" if practice.steps else "waits its turn"
+                if practice.steps and shown.tasks[task].total is None:
+                    # What was made before is no measure of the pace.
+                    shown.reset(task, total=practice.steps, completed=practice.made)
+                shown.update(task, description=f"Note {practice.note}: {how_far}", completed=practice.made)
+                time.sleep(LOOK_SECONDS)
+    except CannotPractise:
+        say(f"Note {practice.note} was deleted, so its practice has ended.")
+        return None
+    return practice
 
 
 def practices_table(practices: list[Practice]) -> Table:
-    table = Table("practice", "note", "steps", "minutes", "state")
+    table = Table("note", "minutes", "practice")
     for one in practices:
         minutes = f"{(one.ended - one.created) / 60:.1f}" if one.ended else ""
-        state = Text(f"{one.state}: {one.reason}" if one.reason else str(one.state))
-        table.add_row(str(one.number), str(one.note), f"{one.made} of {one.steps}", minutes, state)
+        table.add_row(str(one.note), minutes, Text(one.words))
     return table
+
+
+def named(practices: list[Practice]) -> str:
+    return ", ".join(f"note {one.note}" for one in practices)
+
+
+def say(text: str) -> None:
+    console().print(Text(text), soft_wrap=True)

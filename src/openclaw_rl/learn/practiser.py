@@ -15,7 +15,7 @@ from openclaw_rl.ledger import notes, practices
 from openclaw_rl.ledger.errors import CannotPractise, LedgerError, UnknownNote
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import Note, Practice, PracticedAnswer, PracticeState, State
+from openclaw_rl.types import ENDED_PRACTICE, Note, Practice, PracticedAnswer, PracticeState, State
 
 log = logging.getLogger(__name__)
 
@@ -138,14 +138,27 @@ class Practiser:
         teacher.kept += self.ledger.read(practices.answers, current.number)
         await self._giving_way(teacher.prepare)
         refused = 0
-        while (current := self.ledger.read(practices.load, current.number)).made < current.steps:
+        while (current := self._as_it_is(current.number, note)).made < current.steps:
             batch = await self._batch(teacher, note)
             turns = await self.ledger.write(practices.add_answers, current, batch)
             await self._train(turns)
             refused = 0 if self.ledger.read(practices.load, current.number).made > current.made else refused + 1
             if refused >= MAX_REFUSED:
                 raise Ended("the learner refused its steps")
-        await self._conclude(teacher, current)
+        await self._conclude(teacher, current, note)
+
+    def _as_it_is(self, number: int, note: Note) -> Practice:
+        """The practice now. Raises Ended if its owner stopped it, or removed or changed its note."""
+        current = self.ledger.read(practices.load, number)
+        if current.state in ENDED_PRACTICE:
+            raise Ended(current.reason)
+        try:
+            changed = self.ledger.read(notes.load, note.number).text != note.text
+        except UnknownNote:
+            raise Ended("its note was removed") from None
+        if changed:
+            raise Ended("its note was changed")
+        return current
 
     async def _batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
         """The answers of a step. Raises Ended if the model does not keep to the note."""
@@ -169,9 +182,10 @@ class Practiser:
                 changed.clear()
                 await wait_at_most(self.settings.poll_seconds, changed.wait())
 
-    async def _conclude(self, teacher: PracticeTeacher, current: Practice) -> None:
+    async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note) -> None:
         """Try the policy without the note, and retire the note if it keeps to it."""
         held, tried = await self._giving_way(teacher.try_policy)
+        self._as_it_is(current.number, note)
         kept = teacher.accepted / teacher.sampled if teacher.sampled else MIN_HELD
         if not tried:
             state, reason = PracticeState.DONE, "your next conversations show whether the policy keeps to it"

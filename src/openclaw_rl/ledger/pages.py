@@ -2,9 +2,9 @@
 
 What pages show is read by index, a bounded piece at a time, whatever the size of the ledger.
 
-Triggers (in `schema`) log each session, turn, verdict and update that a transaction adds, changes or removes. SQLite
-lets one transaction write at a time, so the rows of the log are numbered in the order of their commits. The log keeps
-its newest rows only.
+Triggers (in `schema`) log each session, turn, verdict, update and practice that a transaction adds, changes or removes.
+SQLite lets one transaction write at a time, so the rows of the log are numbered in the order of their commits. The log
+keeps its newest rows only.
 """
 
 import sqlite3
@@ -375,6 +375,7 @@ class Changes:
     verdicts: tuple[int, ...] = ()
     """Turns that were judged."""
     updates: tuple[int, ...] = ()
+    practices: tuple[int, ...] = ()
 
 
 def cursor(db: sqlite3.Connection) -> int:
@@ -401,7 +402,7 @@ def changes_since(db: sqlite3.Connection, since: int) -> Changes:
     def items(kind: str) -> tuple[int, ...]:
         return tuple(row["item"] for row in rows if row["kind"] == kind)
 
-    return Changes(newest, True, items("session"), items("turn"), items("verdict"), items("update"))
+    return Changes(newest, True, items("session"), items("turn"), items("verdict"), items("update"), items("practice"))
 
 
 def changes_for(db: sqlite3.Connection, since: int, owner: str) -> PageChanges:
@@ -412,12 +413,14 @@ def changes_for(db: sqlite3.Connection, since: int, owner: str) -> PageChanges:
         return PageChanges(changes.cursor, complete=False)
     turn_rows = _existing(db, f"SELECT t.number, t.session, s.owner FROM turns t {SESSION} WHERE t.number", turns)
     rows = _existing(db, "SELECT number, number AS session, owner FROM sessions WHERE number", changes.sessions)
+    practices = _existing(db, "SELECT number, owner FROM practices WHERE number", changes.practices)
     sessions = {row["session"] for row in (*turn_rows, *rows) if row["owner"] == owner}
     return PageChanges(
         changes.cursor,
         sessions=tuple(sorted(sessions)),
         turns=tuple(row["number"] for row in turn_rows if row["owner"] == owner),
         updates=changes.updates,
+        practices=tuple(row["number"] for row in practices if row["owner"] == owner),
         deleted=len(turn_rows) < len(turns) or len(rows) < len(changes.sessions),
     )
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 from openclaw_rl.ledger import notes, verdicts
 from openclaw_rl.ledger.errors import CannotPractise, DamagedTurn
 from openclaw_rl.ledger.packing import known, unpack_message
-from openclaw_rl.ledger.sessions import PRACTISED, load_messages
+from openclaw_rl.ledger.sessions import PRACTISED, load_messages, move
 from openclaw_rl.ledger.turns import record_turn
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.types import (
@@ -51,8 +51,24 @@ def request(db: sqlite3.Connection, note: int, owner: str | None = None) -> Prac
     wanted = notes.load(db, note, owner)
     if wanted.question:
         raise CannotPractise(f"{note} is an example: practise the note that it shows.")
-    under_way = next((one for one in load_all(db, note) if one.state not in ENDED_PRACTICE), None)
-    return under_way or _add(db, wanted, by_hand=True)
+    return _under_way(db, note) or _add(db, wanted, by_hand=True)
+
+
+def stop(db: sqlite3.Connection, note: int, owner: str | None = None) -> Practice:
+    """End the practice of a note that waits or runs; with `owner`, only of a note of this owner.
+
+    A step that is being made still counts. Raises UnknownNote and CannotPractise.
+    """
+    notes.load(db, note, owner)
+    found = _under_way(db, note)
+    if found is None:
+        raise CannotPractise(f"Note {note} is not being practised.")
+    set_state(db, found.number, PracticeState.STOPPED, notes.BY_OWNER)
+    return load(db, found.number)
+
+
+def _under_way(db: sqlite3.Connection, note: int) -> Practice | None:
+    return next((one for one in load_all(db, note) if one.state not in ENDED_PRACTICE), None)
 
 
 def add_due(db: sqlite3.Connection) -> Practice | None:
@@ -120,6 +136,20 @@ def load_all(db: sqlite3.Connection, note: int | None = None) -> list[Practice]:
     return [_practice(db, row) for row in rows]
 
 
+def latest(db: sqlite3.Connection, owner: str | None = None) -> dict[int, Practice]:
+    """The last practice of each note that has one, of one owner or of all.
+
+    One that ended before a note got its text, or before its owner wished it again, is left out.
+    """
+    rows = db.execute(
+        "SELECT p.* FROM practices p JOIN notes n ON n.number = p.note WHERE p.number IN "
+        "(SELECT max(number) FROM practices WHERE coalesce(?, owner) = owner GROUP BY note) "
+        "AND (n.state != ? OR p.ended IS NULL OR p.ended >= n.changed)",
+        (owner, NoteState.ACTIVE),
+    ).fetchall()
+    return {row["note"]: _practice(db, row) for row in rows}
+
+
 def current(db: sqlite3.Connection) -> Practice | None:
     """The practice to go on with: one that runs, then the first that waits."""
     row = db.execute(
@@ -130,9 +160,24 @@ def current(db: sqlite3.Connection) -> Practice | None:
 
 
 def set_state(db: sqlite3.Connection, number: int, state: PracticeState, reason: str = "") -> None:
-    """Change a practice. What was learned for good retires its note, unless it is pinned."""
+    """Change a practice that has not ended; one that has stays as it is.
+
+    What was learned for good retires its note, unless it is pinned. If it is stopped, its answers that no step has
+    taken are dropped.
+    """
     ended = time.time() if state in ENDED_PRACTICE else None
-    db.execute("UPDATE practices SET state = ?, reason = ?, ended = ? WHERE number = ?", (state, reason, ended, number))
+    changed = db.execute(
+        "UPDATE practices SET state = ?, reason = ?, ended = ? WHERE number = ? AND ended IS NULL",
+        (state, reason, ended, number),
+    )
+    if not changed.rowcount:
+        return
+    if state is PracticeState.STOPPED:
+        query = (
+            "SELECT t.number FROM practised p JOIN turns t ON t.number = p.turn WHERE p.practice = ? AND t.state = ?"
+        )
+        for row in db.execute(query, (number, State.JUDGED)).fetchall():
+            move(db, row["number"], State.DROPPED, "its practice was stopped")
     if state is PracticeState.LEARNED:
         db.execute(
             "UPDATE notes SET state = ?, reason = ?, changed = ? WHERE NOT pinned AND state = ? AND number = "
@@ -166,7 +211,10 @@ def is_plain(messages: Sequence[dict[str, Any]]) -> bool:
 
 
 def add_answers(db: sqlite3.Connection, practice: Practice, answers: Sequence[PracticedAnswer]) -> list[int]:
-    """Record answers to be trained on; their turns."""
+    """Record answers to be trained on; their turns. Raises CannotPractise if the practice has ended meanwhile."""
+    now = load(db, practice.number)
+    if now.state in ENDED_PRACTICE:
+        raise CannotPractise(now.reason)
     return [_add_answer(db, practice, answer) for answer in answers]
 
 
@@ -198,7 +246,8 @@ def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAns
     )
     number = record_turn(db, turn, PRACTISED, None, 0, State.JUDGED)
     taught = (Hint(turn.kind_reason, answer.teacher_logprobs),) if answer.teacher_logprobs else ()
-    verdict = Verdict(1.0, Source.PRACTICE, taught, reason=turn.kind_reason)
+    # Nobody scored it: a mean of scores must not count it.
+    verdict = Verdict(None, Source.PRACTICE, taught, reason=turn.kind_reason)
     verdicts.store(db, number, verdict, SampleKind.PRACTICE)
     db.execute(
         "INSERT INTO practised (turn, practice, asked, anchor) VALUES (?, ?, ?, ?)",

@@ -13,7 +13,7 @@ from openclaw_rl.ledger.packing import read_text
 from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
-VERSION = 17
+VERSION = 18
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 #: The prefix of a folder in which a ledger is being created.
@@ -420,7 +420,7 @@ CREATE INDEX outcomes_by_note ON note_outcomes (note, given, created);
 
 -- The practice of notes. A practised answer is a side turn in a session of its own.
 CREATE TABLE practices (
-    number INTEGER PRIMARY KEY,
+    number INTEGER PRIMARY KEY AUTOINCREMENT, -- never used again: the server may still work on one that was deleted
     owner TEXT NOT NULL,
     note INTEGER NOT NULL REFERENCES notes ON DELETE CASCADE,
     state TEXT NOT NULL,
@@ -447,7 +447,7 @@ CREATE TABLE unfinished_deletions (number INTEGER PRIMARY KEY, session TEXT NOT 
 CREATE TABLE changes (
     number INTEGER PRIMARY KEY,        -- in the order of commits; it only grows, because the newest row stays
     kind TEXT NOT NULL,
-    item INTEGER NOT NULL              -- the number of a session, of a turn (also for a verdict) or of an update
+    item INTEGER NOT NULL              -- the number of a session, turn (also for a verdict), update or practice
 );
 INSERT INTO changes (kind, item) VALUES ('start', 0);
 CREATE TRIGGER changes_bounded AFTER INSERT ON changes WHEN NEW.number % 1000 = 0 BEGIN
@@ -472,6 +472,10 @@ CREATE TRIGGER update_added AFTER INSERT ON updates BEGIN
     INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
 CREATE TRIGGER update_changed AFTER UPDATE OF outcome ON updates BEGIN
     INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
+CREATE TRIGGER practice_added AFTER INSERT ON practices BEGIN
+    INSERT INTO changes (kind, item) VALUES ('practice', NEW.number); END;
+CREATE TRIGGER practice_changed AFTER UPDATE OF state ON practices BEGIN
+    INSERT INTO changes (kind, item) VALUES ('practice', NEW.number); END;
 CREATE TRIGGER episode_added AFTER INSERT ON episodes BEGIN
     INSERT INTO changes (kind, item) VALUES ('session', NEW.session); END;
 CREATE TRIGGER episode_changed AFTER UPDATE OF state ON episodes BEGIN

@@ -130,8 +130,10 @@ class PageChanges:
     """Sessions of the owner that changed, or of which a turn or a verdict did."""
     turns: tuple[int, ...] = ()
     updates: tuple[int, ...] = ()
+    practices: tuple[int, ...] = ()
+    """Practices of the owner's notes."""
     deleted: bool = False
     """Whether something was deleted, by anybody."""
 
     def __bool__(self) -> bool:
-        return not self.complete or self.deleted or bool(self.sessions or self.turns or self.updates)
+        return not self.complete or self.deleted or bool(self.sessions or self.turns or self.updates or self.practices)

@@ -40,6 +40,22 @@ class Practice:
     created: float
     ended: float | None
 
+    @property
+    def is_under_way(self) -> bool:
+        return self.state not in ENDED_PRACTICE
+
+    @property
+    def words(self) -> str:
+        """How far it is, or how it went."""
+        if self.state is PracticeState.WAITING:
+            return "waits to be practised, until nobody needs the machine"
+        if self.state is PracticeState.RUNNING:
+            return f"is being practised: step {self.made} of {self.steps}"
+        if self.state is PracticeState.STOPPED:
+            return f"practice stopped: {self.reason}"
+        learned = "learned for good" if self.state is PracticeState.LEARNED else "practised"
+        return f"{learned} in {self.made} steps: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class PracticePrompt:

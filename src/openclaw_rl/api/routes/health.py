@@ -77,6 +77,7 @@ def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
         "capture": server.service.capture_status(),
         "judge": operations.judge(),
         "learner": operations.learner(),
+        "practice": operations.why_no_practice() or "on",
         "runs": {
             "sampler": server.service.sampler.describe(),
             "learner": operations.where_learner_runs(),

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field, model_validator
 
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.service import server_of
+from openclaw_rl.api.service import ServerState, server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
-from openclaw_rl.ledger import notes
+from openclaw_rl.ledger import notes, practices
 from openclaw_rl.ledger.errors import UnknownNote
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.pages import row_number
-from openclaw_rl.types import Note
+from openclaw_rl.types import Note, Practice
 
 router = APIRouter()
 
@@ -54,13 +54,14 @@ class NoteChange(WireModel):
 
 @router.get("/v1/notes")
 async def list_notes(request: Request) -> dict[str, Any]:
-    """Your notes, then your examples, each in the order in which they began."""
+    """Your notes, each with its last practice, then your examples, in the order in which they began."""
     server = server_of(request)
     owner = server.keys.owner(request)
     with refusals_of_ledger("Notes cannot be read or changed"):
         ledger = server.ledger()
         kept = [*ledger.read(notes.of_owner, owner), *ledger.read(notes.of_owner, owner, examples=True)]
-        return {"object": "list", "data": [encode(note) for note in kept]}
+        practised = ledger.read(practices.latest, owner)
+        return {"object": "list", "data": [encode(note, practised.get(note.number)) for note in kept]}
 
 
 @router.post("/v1/notes", openapi_extra=body_schema(NoteRequest))
@@ -71,8 +72,7 @@ async def add_note(request: Request) -> dict[str, Any]:
     async with server.bodies.read(request) as content:
         body = parse(NoteRequest, content)
     ledger = server.ledger()
-    if not server.service.uses_notes:
-        raise ApiError(409, "This server uses no notes (--no-notes).", code="notes_off")
+    check_use(server)
     if body.question is not None:
         with refusals_of_ledger("Notes cannot be read or changed"):
             made = ledger.write(notes.add_example, owner, body.question, body.text, pinned=body.pinned)
@@ -115,6 +115,33 @@ async def remove_note(number: str, request: Request) -> dict[str, Any]:
     return {"id": int(number), "status": "removed"}
 
 
+@router.post("/v1/notes/{number}/practice")
+async def practise_note(number: str, request: Request) -> dict[str, Any]:
+    """Let the policy practise a note until it keeps to it by itself; one that is under way goes on."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    ledger = server.ledger()
+    check_use(server)
+    if reason := server.operations.why_no_practice():
+        raise ApiError(409, reason, code="cannot_practise")
+    with refusals_of_ledger("Notes cannot be read or changed"):
+        return encode_practice(await ledger.write(practices.request, read_number(number), owner))
+
+
+@router.delete("/v1/notes/{number}/practice")
+async def stop_practice(number: str, request: Request) -> dict[str, Any]:
+    """Stop the practice of a note. What it has learned so far stays."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    with refusals_of_ledger("Notes cannot be read or changed"):
+        return encode_practice(await server.ledger().write(practices.stop, read_number(number), owner))
+
+
+def check_use(server: ServerState) -> None:
+    if not server.service.uses_notes:
+        raise ApiError(409, "This server uses no notes (--no-notes).", code="notes_off")
+
+
 def check_length(text: str, *, is_example: bool) -> None:
     """Raise ValueError for a note that is too long: an example may be longer than an instruction."""
     if not is_example and len(text) > notes.MAX_NOTE_CHARACTERS:
@@ -129,7 +156,7 @@ def read_number(text: str) -> int:
     return number
 
 
-def encode(note: Note) -> dict[str, Any]:
+def encode(note: Note, practice: Practice | None = None) -> dict[str, Any]:
     return {
         "id": note.number,
         "object": "example" if note.question else "note",
@@ -142,4 +169,18 @@ def encode(note: Note) -> dict[str, Any]:
         "created": int(note.created),
         "held": {"given": note.given.held, "withheld": note.withheld.held},
         "complained": {"given": note.given.complained, "withheld": note.withheld.complained},
+        **({"practice": encode_practice(practice)} if practice else {}),
+    }
+
+
+def encode_practice(practice: Practice) -> dict[str, Any]:
+    return {
+        "object": "practice",
+        "note": practice.note,
+        "state": str(practice.state),
+        "reason": practice.reason,
+        "made": practice.made,
+        "steps": practice.steps,
+        "created": int(practice.created),
+        "ended": practice.ended and int(practice.ended),
     }
