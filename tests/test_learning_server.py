@@ -128,6 +128,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         assert (told["step"], told["policy_version"], told["turns"]["applied"]) == (3, 3, 6)
         assert "judged turns that a step needs" in told["learner"]
         assert told["runs"]["learner"] == "local, 2 ranks on cpu"
+        assert told["guard"] == {}, "this server has --no-guard"
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
         assert program.metric("openclaw_step_version") == 3
         assert "step-000002-v2" in command(tmp_path, "checkpoints")

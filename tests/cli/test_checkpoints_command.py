@@ -7,7 +7,9 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.learn.guard import FILE, GuardState
 from openclaw_rl.ledger import training
+from openclaw_rl.ledger.sessions import SET_ASIDE
 from openclaw_rl.types import State
 from support.commands import Program, status
 from support.records import Book
@@ -54,3 +56,31 @@ def test_going_back_names_the_step_and_status_the_policy_that_will_serve(
     assert (code, out) == (0, "The next start serves policy 6 (the base model). Learning continues from it.\n")
     told = status(program)
     assert (told["step"], told["policy_version"]) == (0, 6)
+
+
+def test_turns_that_the_guard_set_aside_are_shown_and_learned_from_all_the_same(
+    folder: Path, book: Book, program: Program
+) -> None:
+    why = f"{SET_ASIDE}sensible answers to plain prompts fell from 64 to 9 of 64"
+    kept, left = ([book.put(State.BATCHED)] for _ in range(2))
+    book.change(training.apply_step, 1, 1, kept)
+    book.change(training.apply_step, 2, 2, left)
+    assert book.change(training.blame, [2], why) == 1
+    book.change(training.add_policy, 3, 1)
+    book.change(training.follow, 3)
+    GuardState(cautious=why).write(folder / FILE)
+    told = status(program)
+    assert told["dropped"] == {why: 1}
+    assert [(one["step"], one["turns"], one["reason"]) for one in told["quarantined"]] == [(2, left, why)]
+    said = (0, "1 turn waits to be trained on again. The guard still watches.\n", "")
+    assert program("relearn") == said
+    assert [book.state(turn) for turn in (*kept, *left)] == [State.APPLIED, State.JUDGED]
+    assert status(program)["quarantined"] == []
+    assert GuardState.read(folder / FILE) == GuardState()
+    # A rollback by somebody is no verdict on its turns.
+    book.move(left[0], State.BATCHED)
+    book.change(training.apply_step, 3, 4, left)
+    book.change(training.add_policy, 5, 1)
+    book.change(training.follow, 5)
+    assert program("relearn") == (0, "The guard has set no turns aside.\n", "")
+    assert book.state(left[0]) is State.APPLIED

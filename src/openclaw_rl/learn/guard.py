@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 #: In the run directory: the references, the last examination, and what it led to.
 FILE = "guard.json"
-TEMPERATURE, MAX_TOKENS = 0.7, 128
+TEMPERATURE, MAX_TOKENS = 0.7, 96
 #: Prompts that are asked at the same time: few, because people's answers are sampled beside them.
 MAX_CONCURRENT = 4
 #: The gauges, besides the version that was examined.
