@@ -22,8 +22,10 @@ from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import EngineError, QueueFull, Sampler, VersionGone
 from openclaw_rl.learn.budget import MAX_SHARE, Budget
 from openclaw_rl.learn.plain_prompts import (
+    CLEARLY_WORSE,
     MAX_ROUNDS,
     SUSPICIOUS,
+    WORSE,
     PlainAnswers,
     PlainPrompt,
     plain_prompts,
@@ -204,9 +206,10 @@ class Guard:
                 references[version] = await self._ask_again(reference, prompts, rounds)
             if not any(probability(reference, policy) < SUSPICIOUS for reference in references.values()):
                 break
-            # One round alone never decides.
-            why = next(filter(None, (why_worse(one, policy) for one in references.values())), "") if rounds > 1 else ""
-            if why:
+            # One round alone never decides, and before the last one it must be very clear.
+            limit = WORSE if rounds == MAX_ROUNDS else CLEARLY_WORSE
+            reasons = [why_worse(one, policy, limit) for one in references.values()] if rounds > 1 else []
+            if why := next(filter(None, reasons), ""):
                 break
         state.start = references[state.start.version] if state.start else None
         state.good = references[state.good.version] if state.good else None

@@ -23,10 +23,11 @@ PROMPTS = Path(__file__).with_name("plain_prompts.jsonl")
 #: The run's own first messages: how many are asked, how long they may be, and how many turns are looked at for them.
 MAX_OWN, MAX_OWN_CHARACTERS, MAX_SEARCHED_TURNS = 8, 300, 50
 #: A policy is asked again, with other draws, while its answers are this improbable for one that is as good as the
-#: reference. It is worse if after two to five rounds all answers are so improbable, and the share of sensible ones fell
-#: by so much. Of policies that do not change, fewer than 1 in 50 are called worse within 50 examinations; a fall
-#: from 0.97 to 0.79 is found by a single one in more than 9 of 10 cases (tests/learn/test_guard.py).
-SUSPICIOUS, WORSE, MIN_FALL, MAX_ROUNDS = 0.2, 0.0002, 0.08, 5
+#: reference. It is worse if after the last round all answers are so improbable, and the share of sensible ones fell by
+#: so much; after earlier rounds, if it is clear. Of policies that do not change, fewer than 1 in 50 are called worse
+#: within 50 examinations; a fall from 0.97 to 0.79 is found by a single one in more than 9 of 10 cases
+#: (tests/learn/test_guard.py).
+SUSPICIOUS, WORSE, CLEARLY_WORSE, MIN_FALL, MAX_ROUNDS = 0.2, 0.0002, 1e-6, 0.08, 5
 #: Words that show that a text is in English, and the share of them and the number of words that say so.
 _ENGLISH_WORDS = "the of and to is are that it you for with this be by from or have can your they their"
 _ENGLISH = frozenset(_ENGLISH_WORDS.split())
@@ -128,10 +129,10 @@ def _divisions(others: int, own: int, sensible: int) -> "np.ndarray[Any, np.dtyp
     return np.array(ways) / math.comb(own + others, sensible)
 
 
-def why_worse(reference: PlainAnswers, policy: PlainAnswers) -> str:
+def why_worse(reference: PlainAnswers, policy: PlainAnswers, limit: float = WORSE) -> str:
     """Why a policy is worse than the reference; empty if it may be as good."""
     before, now = reference.shared(policy), policy.shared(reference)
-    if probability(reference, policy) >= WORSE or before.passed / before.asked - now.passed / now.asked < MIN_FALL:
+    if probability(reference, policy) >= limit or before.passed / before.asked - now.passed / now.asked < MIN_FALL:
         return ""
     of = "" if before.asked == now.asked else f" of {before.asked}"
     return f"sensible answers to plain prompts fell from {before.passed}{of} to {now.passed} of {now.asked}"
