@@ -26,7 +26,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from openclaw_rl.judge.rules.phrases import SCRIPTS, expand, tables, word_list
-from openclaw_rl.judge.rules.weighing import Rewriting, Scale
+from openclaw_rl.judge.rules.weighing import Rewriting, Scale, read_rewritings
 
 #: Words of a topic that no table names.
 _MOST_TOPIC_WORDS = 3
@@ -69,8 +69,7 @@ class WishGrammar:
 
     @cached_property
     def rewritten(self) -> Sequence[Rewriting]:
-        given = self._table["wishes"]["rewritten"]
-        return [(self._compiled(one["when"]), one["say"], one.get("undoes", False)) for one in given]
+        return read_rewritings(self._table, self._table["wishes"]["rewritten"])
 
     @cached_property
     def about_user(self) -> Sequence[tuple[re.Pattern[str], str]]:

@@ -43,6 +43,8 @@ _LEAST_OF_SENTENCE = 0.4
 _FIRST, _LAST = 4, 2
 #: Characters of a sentence that are read.
 _MAX_CHARACTERS = 300
+#: Marks around a clause.
+ENDS = " \t\n,;:.!\u2026-\u2013\u2014("
 #: Signals that say that a wish is for more than one answer.
 _STANDING = frozenset({"from_now_on", "every", "like_that"})
 _SPACES = re.compile(r"\s+")
@@ -50,11 +52,45 @@ _WORD = re.compile(r"[a-z']+|_{2,}|\d+")
 _CLAUSE = re.compile(r"[,;:] ")
 #: Words of a sentence that has few, or many.
 _FEW, _MANY = 4, 14
+#: Words of an exclamation or a question that has few.
+_FEW_WORDS = 5
 _MASKED = re.compile(r"_{3,}")
 
 
-#: A pattern, the instruction with its groups, and whether the instruction takes back an earlier one.
-Rewriting = tuple[re.Pattern[str], str, bool]
+class Rewriting(NamedTuple):
+    """How words that are a wish become an instruction."""
+
+    when: re.Pattern[str]
+    say: str
+    """The instruction, with the groups of `when`, or `whole` for all of the words."""
+    kind: str
+    """How a sentence of this kind states a wish. Each kind has a weight."""
+    given: frozenset[str]
+    """What else must be there, and what follows from it: see `read_rewritings`."""
+
+    def match(self, words: str, patterns: Mapping[str, re.Pattern[str]]) -> re.Match[str] | None:
+        """The match of normalised words, if there are as few of them as there may be, and no verb where none may be."""
+        match = self.when.fullmatch(words)
+        if not match or ("few" in self.given and len(words.split()) > _FEW_WORDS):
+            return None
+        main = patterns["subordinate"].sub("", match.group(1)) if "noun" in self.given else ""
+        return None if main and patterns["finite"].search(main) else match
+
+
+def read_rewritings(table: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> list[Rewriting]:
+    """The rules of a `rewritten` table. Besides `when` and `say`, they have any of these.
+
+    - undoes: the wish takes back an earlier one that has the words of the groups
+    - pair: for two sentences, with a full stop or a question mark between them
+    - few: only for few words; noun: the first group has no verb
+    - capital: the first group begins with a capital letter
+    - addressed: the answer before the message addresses somebody by a word of the message
+    """
+    flags = (frozenset(name for name, value in one.items() if value is True) for one in given)
+    return [
+        Rewriting(re.compile(expand(one["when"], table)), one["say"], one.get("kind", ""), having)
+        for one, having in zip(given, flags, strict=True)
+    ]
 
 
 class Signal(NamedTuple):
@@ -115,7 +151,7 @@ class Scale:
 
     @cached_property
     def rewritten(self) -> Sequence[Rewriting]:
-        return [(self._compiled(one["when"]), one["say"], False) for one in self._given["rewritten"]]
+        return read_rewritings(self._table, self._given["rewritten"])
 
     @cached_property
     def patterns(self) -> Mapping[str, re.Pattern[str]]:
@@ -142,9 +178,10 @@ class Scale:
         found = self.found(words, said, asks, response, about_document)
         score = sum(self.weights.get(name, 0.0) for name in found)
         about_text = self.patterns["one_text"].search(normalise(mask_quotations(words))) is not None
-        stated = self.stated(said) if score > LEAST else []
         standing = bool(found & _STANDING)
-        return Weighing(score, stated, standing, about_text and not standing)
+        about_text = about_text and not standing
+        stated = self.stated(said) if score > LEAST and not about_text else []
+        return Weighing(score, stated, standing, about_text)
 
     def read(self, words: str) -> tuple[list[WeighedSentence], bool]:
         """The sentences of a message that are no plain questions, and whether there are others."""
@@ -157,7 +194,7 @@ class Scale:
             normalised = _SPACES.sub(" ", normalise_in_place(masked[start:end])).strip()[:_MAX_CHARACTERS]
             complains = self.patterns["complaint"].match(normalised) is not None
             if complains or not self._asks(normalised):
-                found = self._signals_of([normalised]) | words_of(normalised)
+                found = self._signals_of([normalised]) | words_of(normalised) | self.kinds(normalised)
                 weight = sum(self.weights.get(name, 0.0) for name in found)
                 said.append(WeighedSentence(start, end, normalised, weight, complains))
         return said, len(said) < len(spans)
@@ -171,12 +208,13 @@ class Scale:
             "question": asks,
             "no_words": not said,
             "document": about_document,
+            "after_answer": bool(response) and not about_document,
             "complaint": any(one.complains for one in said),
             "quotes_answer": bool(said) and any(quotes(words[one.start : one.end], response) for one in said),
             "answers_question": ends_with_question(response),
         }
         signals = self._signals_of([one.normalised for one in said])
-        signals = signals.union(*(words_of(one.normalised) for one in said))
+        signals = signals.union(*(words_of(one.normalised) | self.kinds(one.normalised) for one in said))
         return signals | {name for name, there in circumstances.items() if there}
 
     def stated(self, said: Sequence[WeighedSentence]) -> list[WeighedSentence]:
@@ -187,6 +225,24 @@ class Scale:
             if n and self.patterns["refers"].search(said[n].normalised):
                 chosen.add(n - 1)
         return [said[n] for n in sorted(chosen)]
+
+    def kinds(self, normalised: str) -> set[str]:
+        """How a sentence, or clauses of it, may state a wish."""
+        words = self.without_courtesy(normalised).strip(ENDS)
+        if found := self._kind(words):
+            return {found}
+        clauses = [self.without_courtesy(words[start:end]).strip(ENDS) for start, end in self.clauses(words)]
+        return {kind for clause in clauses if (kind := self._kind(clause))} if len(clauses) > 1 else set()
+
+    def clauses(self, normalised: str) -> list[tuple[int, int]]:
+        """The start and end of each clause."""
+        places = [match.span() for match in self.patterns["clauses"].finditer(normalised)]
+        ends = zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(normalised)], strict=True)
+        return list(ends)
+
+    def _kind(self, words: str) -> str:
+        rules = (rule for rule in self.rewritten if not rule.given & {"pair", "capital", "addressed"})
+        return next((f"as_{rule.kind}" for rule in rules if rule.match(words, self.patterns)), "")
 
     def without_courtesy(self, words: str) -> str:
         """A sentence without greetings, thanks and the like at its beginning and end."""
@@ -199,7 +255,7 @@ class Scale:
     def _asks(self, normalised: str) -> bool:
         patterns = self.patterns
         asks = patterns["question"].match(normalised) or ends_with_question(normalised)
-        return bool(asks) and not (patterns["request"].match(normalised) or patterns["tag"].search(normalised))
+        return bool(asks) and not (patterns["request"].search(normalised) or patterns["tag"].search(normalised))
 
     def _signals_of(self, sentences: Sequence[str]) -> frozenset[str]:
         found: set[str] = set()

@@ -5,13 +5,11 @@ material that a message brings along, reports of what others say, and words for 
 """
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from openclaw_rl.judge.rules.grammar import WishGrammar, all_grammars, grammars_for
 from openclaw_rl.judge.rules.hints import form_wishes
-from openclaw_rl.judge.rules.phrases import all_small_words
+from openclaw_rl.judge.rules.restating import MAX_CHARACTERS, TEMPLATE, WishFound, dangles, make_wish, restate, rewrite, said_wish
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
     Message,
@@ -32,32 +30,25 @@ from openclaw_rl.judge.rules.text import (
     without_code,
 )
 from openclaw_rl.judge.rules.verdict import Reading, ReplyKind, read_user
-from openclaw_rl.judge.rules.weighing import Rewriting, WeighedSentence, Weighing, quotes
+from openclaw_rl.judge.rules.weighing import WeighedSentence, Weighing
 from openclaw_rl.types import Wish
 
-#: Characters of an instruction. A longer one is a text, not a wish.
-MAX_CHARACTERS = 200
 #: Wishes of one message. A message with more of them is a text that somebody pasted.
 MOST_WISHES = 4
 _MOST_CLAUSES = 8
 #: The weight of a sentence that is a wish beside another one.
 _SURE = 1.5
+#: By how many characters a sentence says more than a clause of it.
+_MORE = 8
 _MOST_STRIPPED = 10
 _LETTERS = re.compile(r"[^\W\d_]+")
 _CLAUSE_END = re.compile(r"[,;:](?=\s)|[\uff0c\uff1b\uff1a\u3001]|\s[-\u2013\u2014]\s|[()]")
 _EDGES = " \t\n,;:.!?\u2026-\u2013\u2014\"'()\u3002\uff01\uff1f\uff0c\uff1b\uff1a\u3001"
 _ENDS = " \t\n,;:!\u2026-\u2013\u2014(\u3002\uff01\uff0c\uff1b\uff1a\u3001."
-#: Tokens of chat templates. A message that has them is no plain wish.
-_TEMPLATE = re.compile(
-    r"<\|[^>\n]{0,40}\|?>|<</?SYS>>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>|<\uff5c|\{\{|\{%|</?(?:system|user|assistant|think)>",
-    re.IGNORECASE,
-)
 #: Quotation marks around a wanted answer.
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb", "'": "'"}
 #: Words, or characters of a script without spaces, of a wanted answer: "Better: shorter." names a wish, and no answer.
 _WANTED_ANSWER = re.compile(r"(?:\w+\W+){2}\w|[\u3040-\u9fff\uac00-\ud7af]{4}")
-#: Categories of characters that an instruction does not have: control characters and others that cannot be seen.
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 #: The topic of each matter of the instructions in `hints.py`; of others, the name of the matter.
 _TOPICS = {
     "formatting": "format",
@@ -70,21 +61,6 @@ _TOPICS = {
 _PERSONAL = frozenset({"address", "voice"})
 _COMPLAINTS = frozenset({ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION})
 _CONTENT = frozenset({ReplyKind.ACKNOWLEDGEMENT, ReplyKind.MOVING_ON})
-
-
-class WishFound(NamedTuple):
-    """A wish in a sentence."""
-
-    instruction: str
-    topic: str
-    stronger: str = ""
-    """The instruction for somebody who wishes the same again."""
-    standing: bool = False
-    """It says that it is for all answers."""
-    conditional: bool = False
-    """It comes after a request in the same sentence: "Write a letter, no emojis please"."""
-    undoes: frozenset[str] = frozenset()
-    """As in a `Wish`."""
 
 
 def read_wishes(text: str, request: str = "", response: str = "", weighs: bool = True) -> list[Wish]:
@@ -113,9 +89,9 @@ def read_wishes(text: str, request: str = "", response: str = "", weighs: bool =
     covered = [(0, len(message.words))] if wishes else []
     for sentence in message.sentences:
         in_sentence = list(read_sentence_wishes(sentence, message, bool(wishes)))
-        if weighed.stated and grammar and needs_context(sentence, weighed.stated, grammar):
-            in_sentence = [found for found in in_sentence if found.undoes]
-        asks_too = bool(in_sentence) and not addition and asks_after_colon(sentence, message)
+        if grammar:
+            in_sentence = list(whole(in_sentence, sentence, message.words, weighed.stated, grammar))
+        asks_too = bool(in_sentence) and not addition and asks_after(sentence, message, reading)
         covered += [(sentence.start, sentence.end)] * bool(in_sentence)
         for found in in_sentence:
             personal = found.topic in _PERSONAL
@@ -137,7 +113,14 @@ def read_wishes(text: str, request: str = "", response: str = "", weighs: bool =
         stated = [one for one in weighed.stated if not lasting or (one.weight > _SURE and not overlaps(one, covered))]
         for found in said_wish(stated, message.words, response, grammar):
             add_wish(wishes, found, lasting=True)
+    wishes = [one for one in wishes if not any(is_part(one, other) for other in wishes)]
     return wishes if len(wishes) <= MOST_WISHES else []
+
+
+def is_part(wish: Wish, other: Wish) -> bool:
+    """Whether another wish says all that a wish says, and more."""
+    core = wish.instruction.rstrip(".!")
+    return wish.lasting == other.lasting and len(core) < len(other.instruction) - 1 and core in other.instruction
 
 
 def asks_for_document(request: str) -> bool:
@@ -155,38 +138,22 @@ def weigh(words: str, response: str, about_document: bool) -> tuple[Weighing, Wi
     return Weighing(0.0, [], False, False), None
 
 
+def whole(
+    found: Sequence[WishFound], sentence: Sentence, words: str, stated: Sequence[WeighedSentence], grammar: WishGrammar
+) -> Iterator[WishFound]:
+    """The wishes of the clauses of a sentence, without those that need more of it: the whole sentence says them."""
+    said = next((one for one in stated if overlaps(one, [(sentence.start, sentence.end)])), None)
+    restated = restate(words[said.start : said.end], "", grammar) if said else None
+    for one in found:
+        plain = any(form.instruction == one.instruction for form in form_wishes_of(words[sentence.start : sentence.end]))
+        more = restated and not (plain or restated.kind == "fact") and len(restated.instruction) > len(one.instruction) + _MORE
+        if one.undoes or not (more or dangles(one.instruction, grammar)):
+            yield one
+
+
 def overlaps(said: WeighedSentence, spans: Sequence[tuple[int, int]]) -> bool:
     """Whether a sentence is in any of some parts of the message."""
     return any(said.start < end and start < said.end for start, end in spans)
-
-
-def needs_context(sentence: Sentence, stated: Sequence[WeighedSentence], grammar: WishGrammar) -> bool:
-    """Whether a clause of a sentence says too little: "Add one next time", "I'm on Linux, so no Windows steps"."""
-    assert grammar.scale
-    there = any(overlaps(one, [(sentence.start, sentence.end)]) for one in stated)
-    return there and grammar.scale.patterns["context"].search(sentence.normalised) is not None
-
-
-def said_wish(
-    stated: Sequence[WeighedSentence], words: str, response: str, grammar: WishGrammar
-) -> Iterator[WishFound]:
-    """The wish of a message in the user's words: the sentences that state it, as many as an instruction may have."""
-    said = {one: found for one in stated if (found := restate(words[one.start : one.end], response, grammar))}
-    while sum(len(found.instruction) + 1 for found in said.values()) > MAX_CHARACTERS:
-        del said[min(said, key=lambda one: one.weight)]
-    if said:
-        best = max(said, key=lambda one: one.weight)
-        yield said[best]._replace(instruction=" ".join(found.instruction for found in said.values()))
-
-
-def restate(sentence: str, response: str, grammar: WishGrammar) -> WishFound | None:
-    """A sentence that states a wish, as an instruction."""
-    assert grammar.scale
-    words = grammar.scale.without_courtesy(" ".join(sentence.split()))
-    if quotes(words, response) and not mask_quotations(words).strip("_ .!?,"):
-        words = grammar.scale.not_said.format(words.rstrip(" ."))
-    rewritten = rewrite(words.rstrip(f"{_ENDS}?"), grammar, grammar.scale.rewritten)
-    return rewritten or make_wish(words, normalise(words), grammar)
 
 
 def split_wanted(text: str) -> tuple[str, str]:
@@ -227,7 +194,7 @@ def is_unsafe(text: str) -> bool:
     """Whether a message has tokens of chat templates, or tries to change whom the assistant or the judge obeys."""
     normalised = normalise(shorten(text))
     unsafe = any(grammar.patterns["unsafe"].search(normalised) for grammar in all_grammars())
-    return unsafe or _TEMPLATE.search(text) is not None or is_for_a_judge(text)
+    return unsafe or TEMPLATE.search(text) is not None or is_for_a_judge(text)
 
 
 def without_material(words: str) -> str:
@@ -313,40 +280,6 @@ def read_clause(words: str, grammar: WishGrammar, kinds: Sequence[str]) -> WishF
     return next(form_wishes_of(words)) if form and not form.says_more else found
 
 
-def rewrite(words: str, grammar: WishGrammar, rules: Sequence[Rewriting]) -> WishFound | None:
-    """The wish that a clause becomes; None if no rule rewrites it."""
-    normalised = normalise_in_place(mask_quotations(words))
-    for when, say, undoes in rules:
-        if match := when.fullmatch(normalised):
-            parts = [words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1)]
-            instruction = say.format(*map(lower_first, parts))
-            found = make_wish(instruction, normalise(instruction), grammar)
-            core = grammar.content(normalise(" ".join(parts))) if undoes else ()
-            return found._replace(undoes=frozenset(core)) if found else None
-    return None
-
-
-def make_wish(words: str, normalised: str, grammar: WishGrammar) -> WishFound | None:
-    """A wish in the user's words as a sentence; None if it is not plain text."""
-    text = about_user(" ".join(words.split()), grammar)
-    unseen = any(unicodedata.category(char) in _UNSEEN for char in text)
-    if not text or len(text) >= MAX_CHARACTERS or _TEMPLATE.search(text) or unseen:
-        return None
-    stop = "\u3002" if "\u3400" <= text[-1] <= "\u9fff" else "."
-    stop = "" if text[-1] in ".!?\u3002\uff01\uff1f" else stop
-    return WishFound(text[0].upper() + text[1:] + stop, grammar.topic(normalised))
-
-
-def about_user(words: str, grammar: WishGrammar) -> str:
-    """A wish with "the user" in place of its speaker, whom the model would take for itself."""
-    for when, say in grammar.about_user:
-        said = normalise_in_place(mask_quotations(words))
-        for match in reversed(list(when.finditer(said))):
-            groups = (words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1))
-            words = words[: match.start()] + say.format(*groups) + words[match.end() :]
-    return words
-
-
 def strip_courtesy(words: str, grammar: WishGrammar) -> str:
     """A clause without courtesy and introductions before and after it."""
     words = trim(words)
@@ -367,14 +300,10 @@ def trim(words: str) -> str:
     return f'{trimmed}"' if trimmed.count('"') % 2 and words.rstrip(_ENDS)[-1:] == '"' else trimmed
 
 
-def lower_first(words: str) -> str:
-    """A part of a clause with a small first letter, unless it is a name or an abbreviation."""
-    first, _, rest = words.partition(" ")
-    return words[:1].lower() + words[1:] if normalise(first) in all_small_words() and rest else words
-
-
-def asks_after_colon(sentence: Sentence, message: Message) -> bool:
+def asks_after(sentence: Sentence, message: Message, reading: Reading) -> bool:
     """Whether a sentence with a wish asks for something new after it: "In one word: is Paris in France?"."""
+    if sentence.found.get("question", 0) and reading.kind not in _COMPLAINTS:
+        return True
     words = message.words[sentence.start : sentence.end]
     before, colon, after = words.replace("\uff1a", ":").partition(":")
     return bool(colon and before and len(after.split()) > 1) and not sentence.has("announcement")
