@@ -2,7 +2,7 @@
 
 Logistic regression with a penalty on large weights, on `lasting_wishes_tuning.jsonl` and `lasting_wishes_own.jsonl` of
 `tests/judge`. It prints what eight-fold cross-validation finds; with `--write` it puts the weights into the English
-phrase file. `lasting_wishes_sealed.jsonl` is not read.
+phrase file. `lasting_wishes_development.jsonl` and `lasting_wishes_sealed.jsonl` are not read.
 
     python benchmarks/wish_weights.py [--write]
 """
@@ -26,7 +26,7 @@ from openclaw_rl.judge.rules.wishes import asks_for_document, weigh, without_mat
 
 ROOT = Path(__file__).resolve().parents[1]
 PHRASES = ROOT / "src/openclaw_rl/judge/rules/languages/en.toml"
-SETS = ("lasting_wishes_tuning.jsonl", "lasting_wishes_second.jsonl", "lasting_wishes_third.jsonl", "lasting_wishes_own.jsonl", "wishes.jsonl")
+SETS = ("lasting_wishes_tuning.jsonl", "lasting_wishes_own.jsonl", "wishes.jsonl")
 #: A note that nobody wished for is worse than a wish that was missed.
 WEIGHT_OF_NONE = 1.6
 #: On the weights of signals and of words.

@@ -78,11 +78,15 @@ def read_rightly(name: str) -> tuple[float, float, float]:
 
 
 def test_reads_lasting_wishes_in_ordinary_words() -> None:
-    """The sealed half was never looked at."""
+    """The weights are fitted on the first set and not on the second. The third is scored for reports only."""
     right, wrong, false = read_rightly("lasting_wishes_tuning.jsonl")
-    assert right >= 0.9
+    assert right >= 0.82
     assert wrong <= 0.03
-    assert false <= 0.03
+    assert false <= 0.02
+    right, wrong, false = read_rightly("lasting_wishes_development.jsonl")
+    assert right >= 0.72
+    assert wrong <= 0.03
+    assert false <= 0.04
     right, wrong, false = read_rightly("lasting_wishes_sealed.jsonl")
     assert right >= 0.56
     assert wrong <= 0.16
@@ -286,9 +290,16 @@ def test_a_call_is_no_name(said: str) -> None:
         ("You forgot to call me Chef.", "Call the user Chef."),
         ("Where is the TL;DR?", "Include the TL;DR."),
         ("We use tabs here, not spaces.", "Use tabs, not spaces."),
-        ("My name is Sam, not user.", "Call the user Sam."),
-        ("Code only. I don't need the explanation.", "Code only."),
-        ("There's no TL;DR in that. Add one next time.", "There's no TL;DR in that. Add one next time."),
+        ("My name is Sam, not user.", "Call the user Sam, not user."),
+        ("Code only. I don't need the explanation.", "Give only Code. Leave out the explanation."),
+        ("There's no TL;DR in that. Add one next time.", "Include TL;DR."),
+        ("Again no sources!", "Include sources."),
+        ("Would it kill you to say please and thank you every time?", "Say please and thank you every time."),
+        ("Why do you always repeat my question?", "Do not repeat the user's question."),
+        ("Tables mean nothing to me, I use a screen reader.", "Avoid tables."),
+        ("Kilograms. Not pounds. I've said this before.", "Use kilograms, not pounds."),
+        ("I think in miles. Always have.", "Use miles."),
+        ("I only ever need one brief sentence.", "The user only ever needs one brief sentence."),
         (
             "I'm on Linux, so never give me Windows steps.",
             "The user is on Linux, so never give the user Windows steps.",

@@ -28,7 +28,7 @@ _WEAK = frozenset({"fact", "part"})
 _PLURAL = re.compile(r"[A-Z][a-z]{2,}(?<![siu])s")
 #: How an answer addresses somebody: "Hi Sam!", "Sure, Sam."
 _ADDRESSED = re.compile(
-    r"\b(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear|[Ss]ure|[Oo]kay|[Tt]hanks|[Ss]orry|[Mm]orning|[Ww]elcome|thing|one)[ ,]+(\w+)[,.!]"
+    r"\b(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear|[Ss]ure|[Oo]kay|[Tt]hanks|[Ss]orry|[Mm]orning|thing|one)[ ,]+(\w+)[,.!]"
     r"|(?:^|[,.!?] )([A-Z]\w+)[,!]"
 )
 
@@ -58,7 +58,7 @@ def said_wish(
     assert grammar.scale
     task = grammar.scale.patterns["task"]
     stated = [one for one in stated if not task.search(one.normalised)]
-    before, heaviest = "", max((one.weight for one in stated), default=0.0)
+    before, lost, heaviest = "", False, max((one.weight for one in stated), default=0.0)
     addressed = is_addressed(words, response)
     for one in stated:
         sentence = words[one.start : one.end]
@@ -66,11 +66,11 @@ def said_wish(
         if both and said:
             said.pop()
         found = both or restate(sentence, response, grammar, addressed)
-        if found and (said or not dangles(found.instruction, grammar)):
+        if found and ((said and not lost) or not refers(found.instruction, grammar, lost)):
             said.append((one.weight, found))
-        before = sentence
+        before, lost = sentence, not found
     # These say too little beside words that say more.
-    if all(found.kind in _WEAK and weight < heaviest for weight, found in said):
+    if all(found.kind in _WEAK and weight < heaviest / 2 for weight, found in said):
         return
     while sum(len(found.instruction) + 1 for _, found in said) > MAX_CHARACTERS:
         said.remove(min(said, key=lambda one: one[0]))
@@ -100,7 +100,11 @@ def restate(sentence: str, response: str, grammar: WishGrammar, addressed: bool 
         return found
     spans = grammar.scale.clauses(normalise_in_place(mask_quotations(words)))
     clauses = [rewrite(tidy(words[start:end], grammar.scale), grammar, rules, addressed) for start, end in spans]
-    said = [found for found in clauses if found and not dangles(found.instruction, grammar)]
+    said: list[WishFound] = []
+    for n, found in enumerate(clauses):
+        lost = n > 0 and not clauses[n - 1]
+        if found and ((said and not lost) or not refers(found.instruction, grammar, lost)):
+            said.append(found)
     best = next((found for found in said if found.kind not in _WEAK), said[0] if said else None)
     if len(spans) == 1 or not best or (best.kind == "fact" and len(said) < len(spans)):
         return None
@@ -121,9 +125,14 @@ def dangles(instruction: str, grammar: WishGrammar) -> bool:
     return match is not None and not grammar.scale.patterns["named"].search(said[: match.end()])
 
 
-def rewrite(
-    words: str, grammar: WishGrammar, rules: Sequence[Rewriting], addressed: bool = False
-) -> WishFound | None:
+def refers(instruction: str, grammar: WishGrammar, lost: bool) -> bool:
+    """Whether an instruction needs words before it. `lost`: there were some, which became no instruction."""
+    assert grammar.scale
+    pronoun = grammar.scale.patterns["refers"].search(normalise(mask_quotations(instruction)))
+    return (lost and pronoun is not None) or dangles(instruction, grammar)
+
+
+def rewrite(words: str, grammar: WishGrammar, rules: Sequence[Rewriting], addressed: bool = False) -> WishFound | None:
     """The wish that a clause becomes; None if no rule rewrites it."""
     normalised = normalise_in_place(mask_quotations(words))
     patterns = grammar.scale.patterns if grammar.scale else {}

@@ -18,8 +18,10 @@ _QUOTED_LINE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
 _ACCENT = re.compile("[\u0300-\u036f]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\U0001f3fb-\U0001f3ff]")
 _STRETCHED = re.compile(r"([^\W\d_])\1{2,}")
-#: The full stop of a title ends no sentence: "Dr. Lopez".
-_NO_TITLE = r"(?<!\bDr\.)(?<!\bMr\.)(?<!\bMs\.)(?<!\bMrs\.)(?<!\bProf\.)(?<!\bSr\.)(?<!\bSra\.)"
+#: The full stop of a title or an abbreviation ends no sentence: "Dr. Lopez".
+_NO_TITLE = (
+    r"(?<!\bDr\.)(?<!\bMr\.)(?<!\bMs\.)(?<!\bMrs\.)(?<!\bProf\.)(?<!\bSr\.)(?<!\bSra\.)(?<!\bi\.e\.)(?<!\be\.g\.)"
+)
 #: The last alternative is for a missing full stop: "shorter pls Another question: why ...".
 _SENTENCE_END = re.compile(
     rf"(?<=[.!?;…]){_NO_TITLE}[.!?;…]*\s+|(?<=[。！？；])\s*|\n+|\s+[-–—]+\s+"

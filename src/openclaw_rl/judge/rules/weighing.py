@@ -13,9 +13,11 @@ weights of its signals add up to more than `LEAST`. Questions and quotations are
 - question, complaint, request, tag: sentences that ask; that complain by a question; that ask to do something; and
   words at the end of a sentence that do not make it a question
 - one_text: the message is about one text, not about all answers
-- context: a sentence of which a clause is not enough; refers: words that need the sentence before them
+- task: a sentence that asks for something new beside a wish
 - courtesy: words that are no part of the wish
-- rewritten: as in `[wishes]`, for whole sentences that state a wish
+- rewritten: how sentences and clauses become instructions; their kinds ("as_missing") are circumstances too
+- clauses: where a clause ends; finite: words that a part without a verb does not have, up to `subordinate`
+- refers: words that need the sentence before them; dangles: an instruction with them, unless words are `named` before
 - not_said: the instruction for a sentence that only quotes the answer
 
 `benchmarks/wish_weights.py` fits the weights.
@@ -36,7 +38,9 @@ from openclaw_rl.judge.rules.text import (
 )
 
 #: The least sum of weights of a message that states a wish.
-LEAST = 0.5
+LEAST = 0.2
+#: The same for a message that seems to be about one text.
+_LEAST_OF_TEXT = 2.0
 #: The least sum of weights, without the bias, of a sentence that is part of the wish.
 _LEAST_OF_SENTENCE = 0.4
 #: Sentences at the beginning and at the end of a message that are read.
@@ -180,7 +184,7 @@ class Scale:
         about_text = self.patterns["one_text"].search(normalise(mask_quotations(words))) is not None
         standing = bool(found & _STANDING)
         about_text = about_text and not standing
-        stated = self.stated(said) if score > LEAST and not about_text else []
+        stated = self.stated(said) if score > (_LEAST_OF_TEXT if about_text else LEAST) else []
         return Weighing(score, stated, standing, about_text)
 
     def read(self, words: str) -> tuple[list[WeighedSentence], bool]:

@@ -9,7 +9,16 @@ from collections.abc import Iterator, Sequence
 
 from openclaw_rl.judge.rules.grammar import WishGrammar, all_grammars, grammars_for
 from openclaw_rl.judge.rules.hints import form_wishes
-from openclaw_rl.judge.rules.restating import MAX_CHARACTERS, TEMPLATE, WishFound, dangles, make_wish, restate, rewrite, said_wish
+from openclaw_rl.judge.rules.restating import (
+    MAX_CHARACTERS,
+    TEMPLATE,
+    WishFound,
+    dangles,
+    make_wish,
+    restate,
+    rewrite,
+    said_wish,
+)
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
     Message,
@@ -81,7 +90,8 @@ def read_wishes(text: str, request: str = "", response: str = "", weighs: bool =
     about_this_answer = is_follow_up(message) or weighed.about_one_text
     wishes: list[Wish] = []
     for found in form_wishes_of(complaint(message, reading, words, addition), response):
-        conditional = about_document or about_this_answer
+        asks_first = not (request or response) and message.has("question")
+        conditional = about_document or about_this_answer or asks_first
         add_wish(wishes, found, lasts(found, message.words, bool(addition), conditional))
     topics = {wish.topic.partition("/")[0] for wish in wishes}
     asked = False
@@ -89,9 +99,13 @@ def read_wishes(text: str, request: str = "", response: str = "", weighs: bool =
     covered = [(0, len(message.words))] if wishes else []
     for sentence in message.sentences:
         in_sentence = list(read_sentence_wishes(sentence, message, bool(wishes)))
-        if grammar:
+        if grammar and not topics:
             in_sentence = list(whole(in_sentence, sentence, message.words, weighed.stated, grammar))
-        asks_too = bool(in_sentence) and not addition and asks_after(sentence, message, reading)
+        asks_too = (
+            bool(in_sentence)
+            and not addition
+            and asks_after(sentence, message, bool(request or response) and reading.kind in _COMPLAINTS)
+        )
         covered += [(sentence.start, sentence.end)] * bool(in_sentence)
         for found in in_sentence:
             personal = found.topic in _PERSONAL
@@ -145,8 +159,14 @@ def whole(
     said = next((one for one in stated if overlaps(one, [(sentence.start, sentence.end)])), None)
     restated = restate(words[said.start : said.end], "", grammar) if said else None
     for one in found:
-        plain = any(form.instruction == one.instruction for form in form_wishes_of(words[sentence.start : sentence.end]))
-        more = restated and not (plain or restated.kind == "fact") and len(restated.instruction) > len(one.instruction) + _MORE
+        plain = any(
+            form.instruction == one.instruction for form in form_wishes_of(words[sentence.start : sentence.end])
+        )
+        more = (
+            restated
+            and not (plain or restated.kind == "fact")
+            and len(restated.instruction) > len(one.instruction) + _MORE
+        )
         if one.undoes or not (more or dangles(one.instruction, grammar)):
             yield one
 
@@ -300,9 +320,9 @@ def trim(words: str) -> str:
     return f'{trimmed}"' if trimmed.count('"') % 2 and words.rstrip(_ENDS)[-1:] == '"' else trimmed
 
 
-def asks_after(sentence: Sentence, message: Message, reading: Reading) -> bool:
+def asks_after(sentence: Sentence, message: Message, complains: bool) -> bool:
     """Whether a sentence with a wish asks for something new after it: "In one word: is Paris in France?"."""
-    if sentence.found.get("question", 0) and reading.kind not in _COMPLAINTS:
+    if sentence.found.get("question", 0) and not complains:
         return True
     words = message.words[sentence.start : sentence.end]
     before, colon, after = words.replace("\uff1a", ":").partition(":")
