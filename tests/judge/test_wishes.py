@@ -78,7 +78,10 @@ def read_rightly(name: str) -> tuple[float, float, float]:
 
 
 def test_reads_lasting_wishes_in_ordinary_words() -> None:
-    """The weights are fitted on the first set and not on the second. The third is scored for reports only."""
+    """The weights are fitted on the first set and not on the second.
+
+    Nobody who works on the reader looks at the cases of the third, which is scored for reports only.
+    """
     right, wrong, false = read_rightly("lasting_wishes_tuning.jsonl")
     assert right >= 0.82
     assert wrong <= 0.03
@@ -88,9 +91,9 @@ def test_reads_lasting_wishes_in_ordinary_words() -> None:
     assert wrong <= 0.03
     assert false <= 0.04
     right, wrong, false = read_rightly("lasting_wishes_sealed.jsonl")
-    assert right >= 0.56
-    assert wrong <= 0.16
-    assert false <= 0.11
+    assert right >= 0.57
+    assert wrong <= 0.19
+    assert false <= 0.06
 
 
 def persona_of_the_tutorial(folder: Path) -> Persona:
