@@ -41,7 +41,7 @@ _SMALL_WORD_LIST = """
     al como con cual cuando de del el ella en entre era eres es esa ese eso esta este esto ha hay la las lo los mas
     me mi muy nos o para pero por que se ser si sin son su sus tambien te tiene tu un una uno y ya
 """
-_SMALL_WORDS = frozenset(_SMALL_WORD_LIST.split())
+SMALL_WORDS = frozenset(_SMALL_WORD_LIST.split())
 #: Chinese and Japanese characters without content.
 _SMALL_CHARACTERS = frozenset(
     "的了是在我你他她它们这那有和就不也都要会可以吗呢吧啊个一为什么怎请把被让对从到与及のはがをにでとも"
@@ -88,7 +88,7 @@ def stems(text: str) -> frozenset[str]:
     words = words_of(text)
     characters = [word if CJK.match(word) and word not in _SMALL_CHARACTERS else "" for word in words]
     pairs = {one + other for one, other in pairwise(characters) if one and other}
-    spaced = {stem(word) for word in words if word not in _SMALL_WORDS and not CJK.match(word)}
+    spaced = {stem(word) for word in words if word not in SMALL_WORDS and not CJK.match(word)}
     return frozenset(pairs | {word for word in spaced if len(word) > 1 or word.isdigit()})
 
 

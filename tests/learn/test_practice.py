@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -29,15 +30,28 @@ from openclaw_rl.types import (
 from support.learning_run import LearningRun
 from support.records import a_turn
 
-#: Answers of the scripted model without the note, and with it.
-USUAL = "The sky is blue because air scatters blue light of the sun more than red light."
-WISHED = "Well, the sky is blue because air scatters blue light of the sun."
 SHOWN = ("Well, bees make honey from nectar.", "Well, the moon shines because of the sun.")
 
 
 @pytest.fixture(scope="module")
 def renderer(tiny_model: Path) -> ChatRenderer:
     return ChatRenderer(tiny_model)
+
+
+def usual(question: str) -> str:
+    """The scripted model's answer without the note."""
+    return f"{question} Nobody knows for sure."
+
+
+def wished(question: str) -> str:
+    """Its answer with the note."""
+    return f"Well, {question} Nobody knows."
+
+
+def question_in(prompt: str) -> str:
+    """What was asked last; empty in a prompt that is no chat."""
+    asked = re.findall(r"user\n(.*?)<", prompt, re.DOTALL)
+    return asked[-1].strip() if asked else ""
 
 
 class AnyVersion:
@@ -67,7 +81,8 @@ class Practising:
 
     def follow(self, request: SampleRequest, prompt: str) -> str:
         """The model keeps to the note with its examples, and once it was trained also without them."""
-        return WISHED if SHOWN[0] in prompt or (request.version or 0) > 0 else USUAL
+        keeps = SHOWN[0] in prompt or (request.version or 0) > 0
+        return wished(question_in(prompt)) if keeps else usual(question_in(prompt))
 
     def script(self, request: SampleRequest, _index: int) -> Sequence[int]:
         prompt = self.renderer.tokenizer.backend.decode(list(request.prompt_ids), skip_special_tokens=False)
@@ -163,7 +178,7 @@ async def test_a_note_is_learned_for_good(run: LearningRun, renderer: ChatRender
             assert turn.kind_reason.startswith(f"made to practise note {note.number}, from ")
             assert turn.verdict is not None
             assert turn.verdict.source is Source.PRACTICE
-            assert turn.message["content"] == WISHED
+            assert turn.message["content"] == wished(turn.messages[0]["content"])
             prompt = renderer.tokenizer.backend.decode(turn.prompt_ids, skip_special_tokens=False)
             assert "Well" not in prompt
             assert turn.messages[0]["content"] in prompt
@@ -202,7 +217,7 @@ async def test_own_questions_are_practised_with(run: LearningRun, renderer: Chat
 
 async def test_what_the_model_cannot_do_is_not_practised(run: LearningRun, renderer: ChatRenderer) -> None:
     async with practising(run, renderer) as server:
-        server.answer = lambda _request, _prompt: USUAL
+        server.answer = lambda _request, prompt: usual(question_in(prompt))
         note = server.teach()
         done = await server.ended(server.ask_for(note))
         assert done.state is PracticeState.STOPPED
@@ -213,7 +228,7 @@ async def test_what_the_model_cannot_do_is_not_practised(run: LearningRun, rende
 
 async def test_a_note_that_is_not_learned_stays(run: LearningRun, renderer: ChatRenderer) -> None:
     async with practising(run, renderer) as server:
-        server.answer = lambda _request, prompt: WISHED if SHOWN[0] in prompt else USUAL
+        server.answer = lambda _request, prompt: (wished if SHOWN[0] in prompt else usual)(question_in(prompt))
         note = server.teach()
         done = await server.ended(server.ask_for(note))
         assert (done.state, done.made) == (PracticeState.DONE, 3)
@@ -323,7 +338,7 @@ async def test_what_is_kept_in_half_of_four_reactions_is_practised_by_itself(
 
 async def test_a_note_with_a_scope_leaves_other_answers_as_they_are(run: LearningRun, renderer: ChatRenderer) -> None:
     async with practising(run, renderer) as server:
-        server.answer = lambda request, prompt: WISHED if SHOWN[0] in prompt and "Begin with Well" in prompt else USUAL
+        server.answer = lambda _request, prompt: (wished if "Begin with Well" in prompt else usual)(question_in(prompt))
         note = server.teach(scope="why")
         await server.ended(server.ask_for(note))
         turns = [run.book.read(number) for batch in run.applied() for number in batch]
@@ -332,7 +347,7 @@ async def test_a_note_with_a_scope_leaves_other_answers_as_they_are(run: Learnin
         for turn in turns:
             is_anchor = turn in anchors
             assert ("why" in turn.messages[0]["content"].lower()) is not is_anchor
-            assert turn.message["content"] == (USUAL if is_anchor else WISHED)
+            assert turn.message["content"] == (usual if is_anchor else wished)(turn.messages[0]["content"])
 
 
 async def test_on_policy_practice_distils_the_policys_own_answers(run: LearningRun, renderer: ChatRenderer) -> None:
@@ -341,10 +356,30 @@ async def test_on_policy_practice_distils_the_policys_own_answers(run: LearningR
         done = await server.ended(server.ask_for(server.teach()))
         assert done.made == 3
         turn = run.book.read(run.applied()[0][0])
-        assert turn.message["content"] == USUAL
+        assert turn.message["content"] == usual(turn.messages[0]["content"])
         assert turn.verdict is not None
         assert set(turn.verdict.hints[0].logprobs) == {-0.25}
-        assert run.book.read(run.applied()[2][0]).message["content"] == WISHED
+        last = run.book.read(run.applied()[2][0])
+        assert last.message["content"] == wished(last.messages[0]["content"])
+
+
+async def test_copies_of_an_example_are_not_practised(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        server.answer = lambda _request, prompt: SHOWN[0] if SHOWN[0] in prompt else usual(question_in(prompt))
+        done = await server.ended(server.ask_for(server.teach()))
+        assert done.state is PracticeState.STOPPED
+        assert not run.applied()
+
+
+async def test_practice_ends_when_the_policy_is_as_sure_as_the_base_model(
+    run: LearningRun, renderer: ChatRenderer
+) -> None:
+    async with practising(run, renderer, steps=40) as server:
+        # The scripted sampler's answers have log-probs of -0.5.
+        run.sampler.scores = lambda request: [-0.5 if request.version >= 10 else -2.5] * request.last_n
+        done = await server.ended(server.ask_for(server.teach()))
+        assert done.state is PracticeState.LEARNED
+        assert done.made == 11
 
 
 def test_what_cannot_be_practised_is_refused(run: LearningRun, renderer: ChatRenderer) -> None:

@@ -8,12 +8,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from openclaw_rl.sense import SMALL_WORDS
+
 Shows = Callable[[str], bool]
 
 #: A form counts if at most this share of the usual answers has it, and a word if at most that one.
 MAX_USUAL_FORMS, MAX_USUAL_WORDS = 0.15, 0.05
-#: A word counts if the examples make it likelier by this share of the answers. Otherwise both have it by chance.
-MIN_RAISED = 0.1
+#: A word counts if the examples make it likelier by this share of the answers, and by at least half as much as the word
+#: that they raise most. Otherwise both have it by chance.
+MIN_RAISED, MIN_OF_BEST = 0.1, 0.5
 MIN_LETTERS = 3
 
 _EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")
@@ -81,7 +84,7 @@ def find_traits(wanted: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
         for name, shows in (*FORMS.items(), *_edges(wanted).items())
         if all(map(shows, wanted)) and _share(shows, usual) <= MAX_USUAL_FORMS
     }
-    shared = set.intersection(*(set(words(text)) for text in wanted))
+    shared = set.intersection(*(set(words(text)) for text in wanted)) - SMALL_WORDS
     rare = {word for word in shared if len(word) >= MIN_LETTERS and _share(_has(word), usual) <= MAX_USUAL_WORDS}
     return AnswerTraits(forms, frozenset(rare))
 
@@ -89,10 +92,9 @@ def find_traits(wanted: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
 def confirmed(traits: AnswerTraits, taught: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
     """The traits without words that answers under the examples (`taught`) have no more often than usual ones."""
 
-    def is_raised(word: str) -> bool:
-        return _share(_has(word), taught) >= _share(_has(word), usual) + MIN_RAISED
-
-    return AnswerTraits(traits.forms, frozenset(filter(is_raised, traits.words)))
+    raised = {word: _share(_has(word), taught) - _share(_has(word), usual) for word in traits.words}
+    least = max(MIN_RAISED, MIN_OF_BEST * max(raised.values(), default=0.0))
+    return AnswerTraits(traits.forms, frozenset(word for word, gain in raised.items() if gain >= least))
 
 
 def _edges(wanted: Sequence[str]) -> dict[str, Shows]:

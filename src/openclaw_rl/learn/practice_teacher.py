@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from statistics import fmean
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import EngineError, Sampler
@@ -19,7 +20,7 @@ from openclaw_rl.ledger.practices import LEARNED, questions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
 from openclaw_rl.rendering.context import applies, with_examples, with_notes
-from openclaw_rl.sense import check
+from openclaw_rl.sense import check, stems
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -50,6 +51,8 @@ USUAL_ANSWERS, USUAL_TOKENS = 16, 64
 TRIAL_PROMPTS = 16
 #: One prompt in this many of those that a note with a scope is for is kept for the trial.
 TRIAL_SHARE = 4
+#: An answer with a larger share of an example's content words, and with at least so many of them, is a copy of it.
+MAX_COPIED, MIN_COPIED = 0.5, 3
 #: Answers that are sampled at the same time.
 MAX_CONCURRENT = 8
 
@@ -78,6 +81,8 @@ class Sampled:
     ids: tuple[int, ...]
     text: str
     ended: bool
+    logprob: float
+    """The mean of its tokens' log-probs."""
 
 
 class PracticeTeacher:
@@ -116,15 +121,18 @@ class PracticeTeacher:
         ranked = sorted(
             (one for one in in_use if one.question), key=lambda one: (one.origin in WRITTEN_BY_OWNER, one.number)
         )
-        self._examples = [
-            (one.question, one.text) for one in ranked if self.note.number in shown.get(one.number, set())
-        ][-OWN_EXAMPLES:]
+        # One that shows no known note comes before those that show this one.
+        fitting = [one for one in ranked if self.note.number in shown.get(one.number, {self.note.number})]
+        fitting.sort(key=lambda one: one.number in shown)
+        self._examples = [(one.question, one.text) for one in fitting][-OWN_EXAMPLES:]
         others: dict[int, tuple[str, str]] = {}
         for one in ranked:
             for number in (shown.get(one.number, set()) & learned) - {self.note.number}:
                 others[number] = (one.question, one.text)
         self._others = list(others.values())[-OTHER_EXAMPLES:]
-        self._free_words = any(not check(answer, question, "").ok for question, answer in self._examples)
+        self._free_words = bool(self._examples) and not any(
+            check(answer, question, "").ok for question, answer in self._examples
+        )
 
     def _choose_prompts(self, own: Sequence[PracticePrompt]) -> PromptSets:
         """The owner's own messages first, as far as the note is for them, then those that come with the program."""
@@ -144,8 +152,13 @@ class PracticeTeacher:
         self._usual = [one.text for one in usual]
         self.traits = find_traits([answer for _, answer in self._examples], self._usual)
 
-    async def sample(self, count: int) -> int:
-        """Sample `count` answers with the note; how many kept ones are ready to be taken."""
+    @property
+    def ready(self) -> int:
+        """How many kept answers no step has taken yet."""
+        return len(self._ready)
+
+    async def sample(self, count: int) -> None:
+        """Sample `count` answers with the note, and keep those that keep to it."""
         # Of those that were kept so far, others each time, so that none is copied.
         more = self._dice.sample(self.kept, KEPT_EXAMPLES) if len(self.kept) > KEPT_EXAMPLES else []
         self._shown = [*self._others, *self._dice.sample([*self._examples, *more], len(self._examples) + len(more))]
@@ -158,7 +171,6 @@ class PracticeTeacher:
         self.accepted += len(kept)
         self.kept += [(one.prompt.text, one.text) for one in kept]
         self._ready += kept
-        return len(self._ready)
 
     async def take(self, count: int) -> list[PracticedAnswer]:
         """Kept answers, ready to be trained on."""
@@ -190,18 +202,19 @@ class PracticeTeacher:
     async def try_policy(self) -> tuple[int, int]:
         """How many answers of the policy without the note keep to it, of how many that show it."""
         asked = await self._ask(self.prompts.trial, self._without_context, self.sampler.newest_version)
-        shown = [self.shows_note(one.text) if self.makes_sense(one) else False for one in asked]
-        checked = [one for one in shown if one is not None]
+        shown = [(self.shows_note(one.text), self.makes_sense(one)) for one in asked]
+        checked = [bool(kept) and sensible for kept, sensible in shown if kept is not None]
         return sum(checked), len(checked)
 
     def makes_sense(self, sampled: Sampled) -> bool:
-        """Whether an answer ended, and the check of sense accepts it.
+        """Whether an answer ended, is none of the examples again, and the check of sense accepts it.
 
         It need not share words with its question where a note is checked to be kept ("Answer in French.") or where the
         owner's own examples do not.
         """
         free = self._free_words or self.keeps(self.note.text, sampled.text) is True
-        return sampled.ended and check(sampled.text, sampled.prompt.text, "", translated=free).ok
+        is_sensible = sampled.ended and check(sampled.text, sampled.prompt.text, "", translated=free).ok
+        return is_sensible and not any(is_copy(sampled.text, answer) for _, answer in self._shown)
 
     def shows_note(self, text: str) -> bool | None:
         """Whether an answer keeps to the note; None if nothing shows it."""
@@ -277,7 +290,8 @@ class PracticeTeacher:
             self.open_requests -= 1
         response = tuple(token.token_id for token in tokens)
         text = str(self.renderer.tokenizer.backend.decode(list(response), skip_special_tokens=True)).strip()
-        return Sampled(prompt, response, text, tokens[-1].finish is FinishReason.STOP)
+        ended = tokens[-1].finish is FinishReason.STOP
+        return Sampled(prompt, response, text, ended, fmean(token.logprob for token in tokens))
 
     async def _to_train(self, sampled: Sequence[Sampled], version: int | None = None) -> list[PracticedAnswer]:
         """Answers with the log-probs that the policy gives them without the note."""
@@ -285,9 +299,8 @@ class PracticeTeacher:
 
         async def scored(one: Sampled) -> PracticedAnswer:
             ids = tuple(self._without_context(one.prompt))
-            return PracticedAnswer(
-                one.prompt, one.text, ids, one.ids, await self._score(ids, one.ids, version), version
-            )
+            logprobs = await self._score(ids, one.ids, version)
+            return PracticedAnswer(one.prompt, one.text, ids, one.ids, logprobs, version, taught_logprob=one.logprob)
 
         return await gather_or_cancel([scored(one) for one in sampled])
 
@@ -304,3 +317,9 @@ def concerns(note: Note, request: str) -> bool:
     """Whether a note is for a request."""
     said = request.casefold()
     return not note.scope or applies(scope_stems(note.scope), said, scope_stems(said))
+
+
+def is_copy(text: str, example: str) -> bool:
+    """Whether an answer says what an example says, to whatever it was asked."""
+    said, shown = stems(text), stems(example)
+    return len(said & shown) > MAX_COPIED * len(said) and len(said & shown) >= MIN_COPIED

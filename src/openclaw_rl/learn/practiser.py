@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
 from openclaw_rl.aio import wait_at_most
@@ -32,6 +34,9 @@ MIN_KEPT = 0.06
 #: A note is learned for good if the policy keeps to it without it in this share of the trial, and nearly as often as
 #: the base model does with it.
 MIN_HELD, MAX_LOSS = 0.5, 0.15
+#: Practice ends early once the policy finds the answers as likely without the note as the base model did with it: their
+#: mean log-probs per token differ by at most this much in two steps in a row, after some steps.
+MAX_GAP, MIN_STEPS = 0.05, 8
 #: How often to look whether people wait, while answers are sampled.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
@@ -137,9 +142,12 @@ class Practiser:
         await self._train(self.ledger.read(practices.to_train))
         teacher.kept += self.ledger.read(practices.answers, current.number)
         await self._giving_way(teacher.prepare)
-        refused = 0
+        refused = close = 0
         while (current := self._as_it_is(current.number, note)).made < current.steps:
             batch = await self._batch(teacher, note)
+            close = close + 1 if gap(batch) <= MAX_GAP else 0
+            if close >= 2 and current.made >= MIN_STEPS:
+                break
             turns = await self.ledger.write(practices.add_answers, current, batch)
             await self._train(turns)
             refused = 0 if self.ledger.read(practices.load, current.number).made > current.made else refused + 1
@@ -166,7 +174,8 @@ class Practiser:
         needed = BATCH - len(anchors)
         if self.settings.on_policy:
             return [*anchors, *await self._giving_way(lambda: teacher.own_answers(needed))]
-        while await self._giving_way(lambda: teacher.sample(SAMPLED_AT_ONCE)) < needed:
+        while teacher.ready < needed:
+            await self._giving_way(lambda: teacher.sample(SAMPLED_AT_ONCE))
             found, asked = teacher.accepted, teacher.sampled
             if asked >= SAMPLED_TO_DECIDE and found < MIN_KEPT * asked:
                 raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
@@ -225,3 +234,13 @@ class Practiser:
             self._used_at = now
             return False
         return now - self._used_at >= self._patience
+
+
+def gap(answers: Sequence[PracticedAnswer]) -> float:
+    """How much likelier a token of these answers is for the base model with the note than for the policy without it."""
+    gaps = [
+        (fmean(one.teacher_logprobs) if one.teacher_logprobs else one.taught_logprob) - fmean(one.logprobs)
+        for one in answers
+        if not one.is_anchor
+    ]
+    return fmean(gaps) if gaps else math.inf
