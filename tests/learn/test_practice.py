@@ -12,7 +12,7 @@ import pytest
 
 from openclaw_rl.engines.base import EngineStats
 from openclaw_rl.learn.practice_teacher import TRIAL_PROMPTS, shipped_prompts
-from openclaw_rl.learn.practiser import BATCH, PracticeSettings, Practiser
+from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.ledger import deletion, examples, notes, pages, practices, training
 from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -171,7 +171,7 @@ async def test_a_note_is_learned_for_good(run: LearningRun, renderer: ChatRender
             practices.LEARNED,
         )
         batches = run.applied()
-        assert [len(batch) for batch in batches] == [BATCH] * 3
+        assert [len(batch) for batch in batches] == [practices.BATCH] * 3
         run.check()
         for turn in map(run.book.read, batches[0]):
             assert (turn.kind, turn.sample, turn.state) == (TurnKind.SIDE, SampleKind.PRACTICE, State.APPLIED)

@@ -23,9 +23,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Answers of a step. 24 steps of 8 taught as well as 20 of 24 (docs/results/wishes.md).
-BATCH = 8
-#: Of these, answers to prompts that a note with a scope is not for.
+#: Of the answers of a step, those to prompts that a note with a scope is not for.
 ANCHORS = 2
 #: Answers that are sampled at a time, and after how many too few kept ones end a practice.
 SAMPLED_AT_ONCE, SAMPLED_TO_DECIDE = 16, 64
@@ -139,11 +137,15 @@ class Practiser:
             self.ledger, self.sampler, self.renderer, note, self.keeps, self.settings.seed + current.number
         )
         # What was sampled before a crash is trained on first.
-        await self._train(self.ledger.read(practices.to_train))
+        while left := self.ledger.read(practices.to_train):
+            await self._train(left)
         teacher.kept += self.ledger.read(practices.answers, current.number)
         await self._giving_way(teacher.prepare)
-        refused = close = 0
+        refused = close = made = 0
         while (current := self._as_it_is(current.number, note)).made < current.steps:
+            if current.made < made:
+                raise Ended("the policy was rolled back meanwhile")
+            made = current.made
             batch = await self._batch(teacher, note)
             close = close + 1 if gap(batch) <= MAX_GAP else 0
             if close >= 2 and current.made >= MIN_STEPS:
@@ -171,7 +173,7 @@ class Practiser:
     async def _batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
         """The answers of a step. Raises Ended if the model does not keep to the note."""
         anchors = await self._giving_way(lambda: teacher.anchors(ANCHORS if note.scope else 0))
-        needed = BATCH - len(anchors)
+        needed = practices.BATCH - len(anchors)
         if self.settings.on_policy:
             return [*anchors, *await self._giving_way(lambda: teacher.own_answers(needed))]
         while teacher.ready < needed:
@@ -193,6 +195,9 @@ class Practiser:
 
     async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note) -> None:
         """Try the policy without the note, and retire the note if it keeps to it."""
+        if not await self.loop.examine():
+            why = self.loop.guard.state.cautious if self.loop.guard else ""
+            raise Ended(f"the policy became worse, so the one before serves again ({why})")
         held, tried = await self._giving_way(teacher.try_policy)
         self._as_it_is(current.number, note)
         kept = teacher.accepted / teacher.sampled if teacher.sampled else MIN_HELD

@@ -34,6 +34,8 @@ from openclaw_rl.types import (
     Verdict,
 )
 
+#: Answers of a step. 24 steps of 8 taught as well as 20 of 24 (docs/results/wishes.md).
+BATCH = 8
 #: A note is practised once this many reactions show that the model keeps to it with its context, in at least half.
 MIN_REACTIONS = 4
 #: The most characters of a first message that is practised with, and how many are looked at.
@@ -258,9 +260,9 @@ def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAns
 
 
 def to_train(db: sqlite3.Connection) -> list[int]:
-    """The practised answers that a step is to take."""
-    query = "SELECT number FROM turns WHERE state = ? AND kind = ? ORDER BY number"
-    return [row["number"] for row in db.execute(query, (State.JUDGED, TurnKind.SIDE))]
+    """The practised answers that the next step is to take."""
+    query = "SELECT number FROM turns WHERE state = ? AND kind = ? ORDER BY number LIMIT ?"
+    return [row["number"] for row in db.execute(query, (State.JUDGED, TurnKind.SIDE, BATCH))]
 
 
 def states(db: sqlite3.Connection, turns: Sequence[int]) -> list[State]:
