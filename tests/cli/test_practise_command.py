@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.cli import practise
-from openclaw_rl.ledger import notes, practices
+from openclaw_rl.ledger import notes, practices, training, verdicts
 from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.types import PracticeState
-from support.commands import Program
+from support.commands import Program, status
 from support.practice import begin
-from support.records import Book
+from support.records import Book, a_turn
 
 #: Answers nothing, and says so at once.
 NOBODY = "http://127.0.0.1:1"
@@ -133,3 +133,51 @@ def test_a_server_that_cannot_practise_is_asked_for_nothing(
     code, _out, err = program("practise")
     assert (code, answers["practice"] in err) == (2, True)
     assert practices.load_all(book.db) == []
+
+
+def test_status_says_how_far_it_is(book: Book, program: Program) -> None:
+    assert status(program)["practice"] is None
+    number = a_note(book)
+    turns = book.change(begin, number, None, None)
+    book.change(training.claim_turns, turns)
+    book.change(training.apply_step, 1, 1, turns)
+    out = program("status")[1]
+    assert f"Practice: note {number} is being practised: step 1 of 24. It goes on when the server runs." in out
+    told = status(program)
+    assert (told["practice"]["made"], told["practice"]["steps"]) == (1, 24)
+    assert not any(told["turns"].values()), "nobody had these conversations"
+    book.change(practices.stop, number)
+    assert "Practice:" not in program("status")[1]
+
+
+def test_practised_answers_are_nobodys_verdicts_and_are_not_exported(
+    book: Book, program: Program, tmp_path: Path
+) -> None:
+    asked = book.capture(a_turn("talk"))
+    book.change(begin, a_note(book), *[asked] * verdicts.COLLAPSE_WINDOW)
+    assert status(program)["judging_trouble"] == ""
+    assert verdicts.summaries(book.db) == verdicts.counts(book.db) == verdicts.examples(book.db, 2) == []
+    assert "No turn has been judged yet" in program("rejudge", "--judge", "feedback")[2]
+    for form in ("trajectories", "jsonl"):
+        assert "1 " in program("export", str(tmp_path / form), "--format", form)[1]
+        assert len((tmp_path / form).read_text().splitlines()) == 1
+
+
+def test_forgetting_deletes_what_was_practised(book: Book, program: Program) -> None:
+    """With a message, for a note that was said in the session, or for anything of the user."""
+    book.change(notes.add, "kim", "Call me Kim.")
+    theirs = book.change(begin, 1, None)
+    asked, said = book.capture(a_turn("asked")), book.capture(a_turn("said"))
+    written, heard = a_note(book), a_note(book, "Use metric units.")
+    book.change(lambda db: db.execute("UPDATE notes SET turn = ? WHERE number = ?", (said, heard)))
+    answers = [*book.change(begin, written, asked, None), *book.change(begin, heard, None)]
+    assert "Forgot 1 session with 1 turn: asked." in program("forget", "--session", "asked")[1]
+    assert left(book, answers) == answers[1:]
+    assert program("forget", "--session", "said")[0] == 0
+    assert left(book, answers) == answers[1:2]
+    assert "Forgot 1 note." in program("forget", "--user", "me")[1]
+    assert left(book, [*answers, *theirs]) == theirs
+
+
+def left(book: Book, turns: list[int]) -> list[int]:
+    return [turn for turn in turns if practices.states(book.db, [turn])]

@@ -15,10 +15,12 @@ import httpx
 import pytest
 
 from openclaw_rl.api.auth import ANYONE
-from openclaw_rl.ledger import notes
+from openclaw_rl.ledger import notes, practices
 from openclaw_rl.ledger.options import NotesOptions
+from openclaw_rl.types import PracticeState
 from support.live_page import ALICE, LivePage, live_page
 from support.lively_run import LOOKED, HalfWay, fill_page
+from support.practice import begin
 from support.process_stats import memory_mib
 from support.server_program import SERVE, Program, serving
 
@@ -104,6 +106,18 @@ def filled(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
     with live_page(tiny_model, tmp_path_factory.mktemp("live"), **app) as page:
         fill_page(page)
         page.ledger.submit(notes.add, ANYONE, "Call the user Chef.").result(10)
+        practised = {
+            "Begin with a joke.": (
+                PracticeState.STOPPED,
+                "this model keeps to it in 2 of 64 answers; a larger model may",
+            ),
+            "Use an emoji.": (PracticeState.DONE, "without the note, 9 of 16 answers to other questions keep to it"),
+            "Talk like a pirate.": (PracticeState.LEARNED, "without the note, 15 of 16 answers keep to it"),
+            "End with a question.": (PracticeState.RUNNING, ""),
+        }
+        for number, (text, (state, reason)) in enumerate(practised.items(), 1):
+            page.ledger.submit(begin, page.ledger.submit(notes.add, ANYONE, text).result(10).number).result(10)
+            page.ledger.submit(practices.set_state, number, state, reason).result(10)
         pinned = page.ledger.submit(notes.add, ANYONE, HOSTILE[:300]).result(10)
         page.ledger.submit(lambda db: notes.edit(db, pinned.number, pinned=True)).result(10)
         page.ledger.submit(notes.add_example, ANYONE, "How does rain form?", "Chef, vapour cools and falls.").result(10)
@@ -180,6 +194,16 @@ def test_notes_are_written_changed_and_removed_and_answers_corrected(tab: Any, f
     changed.locator("button", has_text="Remove").click()
     tab.locator("dialog button", has_text=re.compile("Yes|Remove|OK", re.IGNORECASE)).last.click()
     changed.wait_for(state="detached", timeout=SECONDS)
+    chef = tab.locator("li.kept", has_text="Call the user Chef.")
+    chef.locator("button", has_text="Practise").click()
+    chef.locator("text=waits to be practised").wait_for(timeout=SECONDS)
+    # What the server does appears too.
+    number = filled.ledger.read(practices.load_all)[0].number
+    filled.ledger.submit(practices.set_state, number, PracticeState.RUNNING).result(10)
+    chef.locator("text=is being practised").wait_for(timeout=SECONDS)
+    chef.locator("button", has_text="Stop practice").click()
+    chef.locator("text=practice stopped: by its owner").wait_for(timeout=SECONDS)
+    chef.locator("button", has_text="Practise").wait_for(timeout=SECONDS)
     go(tab, filled.url, "sessions/1")
     tab.locator("summary", has_text="Write it as you want it").first.click()
     tab.locator("textarea[name=correction]").first.fill("Chef, as I want it.")

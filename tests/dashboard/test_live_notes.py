@@ -2,19 +2,25 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from openclaw_rl.ledger import notes
+from openclaw_rl.api.service import Operations
+from openclaw_rl.ledger import notes, practices, training
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.options import NotesOptions
-from openclaw_rl.types import Note, NoteState
+from openclaw_rl.ledger.pages import changes_for, cursor
+from openclaw_rl.types import Note, NoteState, PracticeState, State
 from support.live_page import ALICE, BOB, LivePage, live_page
+from support.practice import CanPractise, begin
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[LivePage]:
-    with live_page(tiny_model, tmp_path_factory.mktemp("run"), keys=(ALICE, BOB), notes=NotesOptions()) as page:
+    with live_page(
+        tiny_model, tmp_path_factory.mktemp("run"), keys=(ALICE, BOB), notes=NotesOptions(), operations=CanPractise()
+    ) as page:
         yield page
 
 
@@ -94,3 +100,66 @@ def test_an_answer_is_written_as_it_was_wanted(page: LivePage) -> None:
         assert (example.question, example.text, example.state) == ("Where is it?", "Chef, there.", NoteState.ACTIVE)
         assert "wanted: Chef, there." in alice.get("sessions/1").text
         assert "Chef, there." in alice.get("notes").text
+
+
+def change(page: LivePage, made: Any, *arguments: Any) -> Any:
+    return page.ledger.submit(made, *arguments).result(60)
+
+
+def test_a_wish_is_practised_stopped_and_learned(page: LivePage) -> None:
+    with page.visitor(ALICE) as alice, page.visitor(BOB) as bob:
+        alice.do("notes", do="add", text="Call me Chef.")
+        alice.do("notes", do="add", question="Where?", answer="Chef, there.")
+        (note,) = kept(page, ALICE.name)
+        assert alice.get("notes").text.count('value="practise"') == 1, "an example is practised with its wish"
+        before = page.ledger.read(cursor)
+        assert bob.do("notes", do="practise", note=note.number).status_code == 404
+        assert alice.do("notes", do="practise", note=note.number, token="x").status_code == 403
+        assert alice.do("notes", do="practise", note=note.number).status_code == 200
+        assert "waits to be practised" in alice.get("notes").text
+        assert page.ledger.read(changes_for, before, ALICE.name).practices, "open pages of hers are told"
+        assert not page.ledger.read(changes_for, before, BOB.name)
+        change(page, begin, note.number)
+        assert "is being practised: step 0 of 24" in alice.get("notes").text
+        assert bob.do("notes", do="stop", note=note.number).status_code == 404
+        assert alice.do("notes", do="stop", note=note.number).status_code == 200
+        assert "practice stopped: by its owner" in alice.get("notes").text
+        assert alice.do("notes", do="stop", note=note.number).status_code == 409
+        alice.do("notes", do="practise", note=note.number)
+        number = page.ledger.read(practices.load_all)[0].number
+        change(
+            page, practices.set_state, number, PracticeState.LEARNED, "without the note, 15 of 16 answers keep to it"
+        )
+        shown = alice.get("notes").text
+        assert "learned for good on" in shown
+        assert "15 of 16 answers keep to it" in shown
+        assert 'value="practise"' not in shown
+
+
+def test_a_server_that_cannot_practise_offers_it_nowhere(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CanPractise, "why_no_practice", Operations.why_no_practice)
+    with page.visitor(ALICE) as alice:
+        alice.do("notes", do="add", text="Call me Chef.")
+        assert 'value="practise"' not in alice.get("notes").text
+        refused = alice.do("notes", do="practise", note=kept(page, ALICE.name)[0].number)
+        assert (refused.status_code, "does not learn" in refused.text) == (409, True)
+
+
+def test_a_step_shows_what_was_practised_and_with_which_message(page: LivePage) -> None:
+    page.say("There.", [{"role": "user", "content": "Where?"}], {"Authorization": f"Bearer {ALICE.secret}"})
+    (asked,) = page.turns()
+    note = change(page, notes.add, ALICE.name, "Call me Chef.").number
+    practised = change(page, begin, note, asked.number, None)
+    change(page, training.claim_turns, practised)
+    change(page, training.apply_step, 1, 1, practised)
+    assert page.ledger.read(practices.states, practised) == [State.APPLIED] * 2
+    with page.visitor(ALICE) as alice:
+        update = page.db.execute("SELECT number FROM updates").fetchone()[0]
+        shown = alice.get(f"learning/{update}").text
+        assert f"made to practise note {note}, from your message of turn {asked.number}" in shown
+        assert f"made to practise note {note}, from a question that comes with the program" in shown
+        assert f'#turn-{asked.number}">its message</a>' in shown
+        assert f'href="/dashboard/notes#note-{note}">its note</a>' in shown
+        assert "no score" not in shown
+        assert "is being practised: step 1 of 24" in alice.get("notes").text
+        assert "have no colour" not in alice.get(f"turns/{practised[0]}/tokens").text

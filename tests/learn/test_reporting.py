@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ def test_the_line_says_what_each_number_is_measured_from() -> None:
     assert "staleness 0.5 versions" in line
 
 
+def test_the_line_names_practised_answers_and_no_score_that_nobody_gave() -> None:
+    practised = replace(report(1), opd_rl=0, opd=0, rl=0, samples=8, practice=8, reward=None)
+    assert "8 samples (0 opd+rl, 0 opd, 0 rl, 8 practice), KL" in practised.line()
+    assert practised.as_json()["practice"] == 8
+    assert "reward" not in practised.as_json()
+    registry = CollectorRegistry()
+    Prometheus(registry).write(practised)
+    assert registry.get_sample_value("openclaw_trained_samples_total", {"kind": "practice"}) == 8
+
+
 def test_tensorboard_reads_what_was_written_for_it(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -71,7 +82,7 @@ def test_the_options_say_where_numbers_are_sent(tmp_path: Path, monkeypatch: pyt
 
     def receivers(**options: Any) -> list[Any]:
         values = {"model_name": Path("a/model"), "batch_size": 2}
-        setup = LearnSetup(TrainingOptions(**options), tmp_path, a_method("rl"), 2, values)
+        setup = LearnSetup(TrainingOptions(**options), tmp_path, a_method("rl"), 2, values, 0, False, False)
         return build.sinks(setup, CollectorRegistry())
 
     assert [type(sink) for sink in receivers()] == [JsonLines, Prometheus]

@@ -4,7 +4,6 @@ import base64
 import math
 from typing import Any
 
-from openclaw_rl.api.service import Operations
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.ledger import sessions, training, verdicts
 from openclaw_rl.ledger.screenshot_folders import FOLDER as SCREENSHOTS
@@ -12,6 +11,7 @@ from openclaw_rl.ledger.turns import load_turn, set_next_state
 from openclaw_rl.types import EpisodeResult, Hint, NextStep, Question, SampleKind, Source, State, Verdict, Vote
 from support.judged_run import a_report
 from support.live_page import LivePage
+from support.practice import CanPractise
 
 #: The smallest picture, and the episode that it is of.
 PICTURE = base64.b64decode(
@@ -50,7 +50,7 @@ CONVERSATIONS: dict[str, list[tuple[str, str, float | None]]] = {
 }
 
 
-class HalfWay(Operations):
+class HalfWay(CanPractise):
     """Judging is on, and the next step has some of its turns."""
 
     def judge(self) -> str:

@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.rollback import finish_deletions
     from openclaw_rl.ledger import deletion, training
     from openclaw_rl.ledger.notes import forget, of_owner
+    from openclaw_rl.ledger.practices import sessions_of
     from openclaw_rl.ledger.run_dir import read_server
     from openclaw_rl.ledger.schema import open_ledger, transaction
     from openclaw_rl.ledger.status import plural
@@ -74,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         turns: list[int] = []
         if sessions or notes:
             with transaction(db):
-                turns = deletion.delete_sessions(db, [session.number for session in sessions])
+                practised = sessions_of(db, options.user) if options.user else []
+                turns = deletion.delete_sessions(db, [*(session.number for session in sessions), *practised])
                 if options.user:
                     forget(db, options.user)
         if sessions or notes or options.wipe:

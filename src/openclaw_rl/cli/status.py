@@ -81,6 +81,10 @@ def show(config: Config, status: "Status") -> None:
         out.print(Text.assemble(("Settings: ", "bold"), describe_preset(config.run.preset)), soft_wrap=True)
     if any(status.notes.values()):
         out.print(Text.assemble(("Notes: ", "bold"), notes_line(status)))
+    if status.practice:
+        goes_on = "" if status.server else " It goes on when the server runs."
+        said = f"note {status.practice.note} {status.practice.words}.{goes_on}"
+        out.print(Text.assemble(("Practice: ", "bold"), said), soft_wrap=True)
     out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))
     if status.guard:
         out.print(Text.assemble(("Guard: ", "bold"), status.guard["in_words"]), soft_wrap=True)

@@ -45,8 +45,8 @@ class StepReport:
     opd_rl: int
     opd: int
     rl: int
-    reward: float
-    """Mean score of the samples that have one."""
+    reward: float | None
+    """Mean score of the samples that have one; None if none has."""
     loss: float
     kl_old: float
     kl_base: float
@@ -68,12 +68,14 @@ class StepReport:
     """Numbers about the episodes in the batch; empty if it has none."""
     notes: int = 0
     """Samples that were accepted under notes and are trained on without them."""
+    practice: int = 0
+    """Samples that nobody asked for, to practise a note."""
     of_guard: Mapping[str, float] = field(default_factory=dict)
     """What the guard found last, before this step."""
 
     def as_json(self) -> dict[str, float]:
         """Every number by name, the method's among them."""
-        values = asdict(self)
+        values = {name: value for name, value in asdict(self).items() if value is not None}
         parts = [values.pop(name) for name in ("of_method", "logprob_gaps", "of_episodes", "of_guard")]
         return {**values, **{name: value for part in parts for name, value in part.items()}}
 
@@ -81,15 +83,20 @@ class StepReport:
         return (
             f"step {self.step}: {self.samples} samples "
             f"({self.opd_rl} opd+rl, {self.opd} opd, {self.rl} rl{self._notes()}), "
-            f"reward {self.reward:+.2f}, {self._episodes()}"
+            f"{self._reward()}{self._episodes()}"
             f"KL {self.kl_old:.4f} by this step and {self.kl_base:.4f} to the base before it, "
             f"clipped {self.clip_fraction:.1%}, gradient {self.grad_norm:.3g}, "
             f"staleness {self.staleness:.1f} versions, "
-            f"{self.step_seconds:.1f} s; policy {self.version} serves {self.latency_seconds:.1f} s after the feedback"
+            f"{self.step_seconds:.1f} s; policy {self.version} serves {self.latency_seconds:.1f} s after the "
+            f"{'answers' if self.practice else 'feedback'}"
         )
 
     def _notes(self) -> str:
-        return f", {self.notes} notes" if self.notes else ""
+        kinds = (("notes", self.notes), ("practice", self.practice))
+        return "".join(f", {count} {kind}" for kind, count in kinds if count)
+
+    def _reward(self) -> str:
+        return "" if self.reward is None else f"reward {self.reward:+.2f}, "
 
     def _episodes(self) -> str:
         numbers = self.of_episodes
@@ -144,7 +151,7 @@ class Prometheus:
         for name, gauge in self._gauges.items():
             if name in numbers:
                 gauge.set(numbers[name])
-        for kind in ("opd_rl", "opd", "rl", "notes"):
+        for kind in ("opd_rl", "opd", "rl", "notes", "practice"):
             self._samples.labels(kind.replace("_", "+")).inc(getattr(report, kind))
         self._tokens.inc(report.tokens)
 
@@ -259,7 +266,8 @@ def make_report(
         opd=kinds.count(SampleKind.OPD),
         rl=kinds.count(SampleKind.RL),
         notes=kinds.count(SampleKind.NOTES),
-        reward=fmean(scores) if scores else 0.0,
+        practice=kinds.count(SampleKind.PRACTICE),
+        reward=fmean(scores) if scores else None,
         loss=result.loss,
         kl_old=result.kl_old,
         kl_base=result.kl_base,

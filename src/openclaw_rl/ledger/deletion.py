@@ -7,7 +7,7 @@ from pathlib import Path
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CannotDelete
 from openclaw_rl.ledger.packing import known, unpack_messages
-from openclaw_rl.ledger.practices import sessions_practised_from
+from openclaw_rl.ledger.practices import sessions_practised_for, sessions_practised_from
 from openclaw_rl.ledger.schema import transaction
 from openclaw_rl.ledger.sessions import move
 from openclaw_rl.ledger.tokens import packed_sequence
@@ -29,7 +29,7 @@ def delete_answer(db: sqlite3.Connection, owner: str, completion: str) -> None:
     - The words of the request also go where they were the next state of an earlier turn, with the verdict, the hints
       and the notes that were made of them. A turn that was not trained on yet is then not trained on.
     - Messages that other answers of the conversation were given too stay with those.
-    - Answers that were practised with its request go too.
+    - Answers that were practised with its request, or for those notes, go too.
     - Nothing else changes: a turn that shares tokens with the deleted one keeps them as its own.
 
     Raises UnknownTurn; CannotDelete if later turns contain the answer, or if it, or the turn that its request reacted
@@ -117,11 +117,14 @@ def forget_next_state(db: sqlite3.Connection, turn: int, state: State) -> None:
     """Remove a turn's next state, and what was made of it. Explicit feedback stays and is judged again."""
     db.execute("UPDATE turns SET next_state = NULL WHERE number = ?", (turn,))
     # What the turn's own request asked for stays: that was said when the turn began. So does a correction.
-    db.execute(
-        "DELETE FROM notes WHERE turn = ? AND said != (SELECT created FROM turns WHERE number = ?) "
+    rows = db.execute(
+        "SELECT number FROM notes WHERE turn = ? AND said != (SELECT created FROM turns WHERE number = ?) "
         "AND NOT (question != '' AND text IN (SELECT correction FROM feedback WHERE turn = ?))",
         (turn, turn, turn),
-    )
+    ).fetchall()
+    if practised := sessions_practised_for(db, [row["number"] for row in rows]):
+        delete_sessions(db, practised)
+    db.executemany("DELETE FROM notes WHERE number = ?", [tuple(row) for row in rows])
     db.execute("DELETE FROM hints WHERE turn = ?", (turn,))
     if state is State.APPLIED:
         # What it was trained on is still explained by the score.
@@ -145,7 +148,8 @@ def words_in(messages: str) -> list[str]:
 def delete_sessions(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
     """Delete sessions with everything in them; the numbers of their turns.
 
-    Answers that were practised with their messages go too. Their ids stay until `wipe`: files may still have them.
+    Answers that were practised with their messages, or for notes that were said in them, go too. Their ids stay until
+    `wipe`: files may still have them.
     The groups of deleted attempts are as if these had never been made: smaller, and with means of the others.
     """
     numbers = turns_in(db, sessions)

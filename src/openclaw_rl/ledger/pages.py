@@ -24,6 +24,8 @@ from openclaw_rl.types import (
     GroupCard,
     PageChanges,
     PagePlace,
+    PractisedFrom,
+    SampleKind,
     SessionCard,
     SessionKey,
     SessionSummary,
@@ -249,7 +251,17 @@ def _said(db: sqlite3.Connection, row: sqlite3.Row) -> dict[str, Any]:
         "sample": sample,
         "episode": episodes.of_turn(db, number, row["session"]),
         "notes": tuple(notes.of_conversation(db, number)[1]),
+        "practised": _practised_from(db, number) if sample is SampleKind.PRACTICE else None,
     }
+
+
+def _practised_from(db: sqlite3.Connection, turn: int) -> PractisedFrom | None:
+    row = db.execute(
+        "SELECT c.note, t.number AS turn, t.session FROM practised p JOIN practices c ON c.number = p.practice "
+        "LEFT JOIN turns t ON t.number = p.asked WHERE p.turn = ?",
+        (turn,),
+    ).fetchone()
+    return row and PractisedFrom(row["note"], row["turn"], row["session"])
 
 
 def new_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:

@@ -296,9 +296,26 @@ def answers(db: sqlite3.Connection, practice: int) -> list[tuple[str, str]]:
 
 
 def sessions_practised_from(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
-    """The sessions of practised answers to the messages of these turns."""
+    """The sessions of practised answers to the messages of these turns, or for notes that were said after them."""
     query = "SELECT t.session FROM practised p JOIN turns t ON t.number = p.turn WHERE p.asked = ?"
-    return [row["session"] for turn in turns for row in db.execute(query, (turn,))]
+    asked = [row["session"] for turn in turns for row in db.execute(query, (turn,))]
+    said = [row["number"] for turn in turns for row in db.execute("SELECT number FROM notes WHERE turn = ?", (turn,))]
+    return [*asked, *sessions_practised_for(db, said)]
+
+
+def sessions_practised_for(db: sqlite3.Connection, notes: Sequence[int]) -> list[int]:
+    """The sessions of practised answers for these notes."""
+    query = (
+        "SELECT t.session FROM practices c JOIN practised p ON p.practice = c.number "
+        "JOIN turns t ON t.number = p.turn WHERE c.note = ?"
+    )
+    return [row["session"] for note in notes for row in db.execute(query, (note,))]
+
+
+def sessions_of(db: sqlite3.Connection, owner: str) -> list[int]:
+    """The sessions of all practised answers for an owner's notes."""
+    rows = db.execute("SELECT number FROM sessions WHERE owner = ? AND source = ?", (owner, PRACTISED))
+    return [row["number"] for row in rows]
 
 
 def _practice(db: sqlite3.Connection, row: sqlite3.Row) -> Practice:

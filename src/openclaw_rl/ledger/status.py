@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from openclaw_rl.ledger import groups, notes, training, verdicts
+from openclaw_rl.ledger import groups, notes, practices, training, verdicts
 from openclaw_rl.ledger.episodes import groups_waiting
 from openclaw_rl.ledger.packing import unpack_messages
 from openclaw_rl.ledger.turns import counts
@@ -17,6 +17,7 @@ from openclaw_rl.types import (
     Counts,
     GroupProgress,
     NoteState,
+    Practice,
     Source,
     State,
     StepOutcome,
@@ -86,6 +87,8 @@ class Status:
     """The groups that wait for attempts."""
     notes: Mapping[NoteState, int] = field(default_factory=dict)
     """How many notes of all users are in each state; removed ones are left out."""
+    practice: Practice | None = None
+    """What is practised now, or first of what waits."""
 
     @property
     def version(self) -> int:
@@ -162,6 +165,7 @@ class Status:
             "runs": dict(self.runs),
             "held": self.held,
             "notes": {str(state): count for state, count in self.notes.items()},
+            "practice": self.practice and asdict(self.practice),
             "groups_waiting": [asdict(group) for group in self.groups],
             "quarantined": [
                 {"step": batch.step, "turns": batch.turns, "reason": batch.reason, "created": batch.created}
@@ -203,6 +207,7 @@ def read_status(
         held=groups.queue(db).held if db else 0,
         groups=groups.waiting(db) if db else [],
         notes=notes.count(db) if db else {},
+        practice=practices.current(db) if db else None,
     )
 
 

@@ -56,6 +56,7 @@ from openclaw_rl.types import (
     EpisodeState,
     EpisodeSummary,
     Feedback,
+    SampleKind,
     SamplingParams,
     SessionKey,
     State,
@@ -282,9 +283,14 @@ def episode_of(episode: EpisodeSummary, group: str | None, turns: Sequence[Store
 
 
 def export_turns(db: sqlite3.Connection, damaged: list[DamagedTurn]) -> Iterator[dict[str, Any]]:
-    """Turns with everything that the ledger has; those that cannot be read are added to `damaged`."""
+    """Turns with everything that the ledger has, without practised answers, which follow from others.
+
+    Those that cannot be read are added to `damaged`.
+    """
     with snapshot(db):
-        yield from map(asdict, readable(load_turns(db), damaged))
+        for turn in readable(load_turns(db), damaged):
+            if turn.sample is not SampleKind.PRACTICE:
+                yield asdict(turn)
 
 
 def readable(turns: Iterable[StoredTurn | DamagedTurn], damaged: list[DamagedTurn]) -> Iterator[StoredTurn]:

@@ -43,6 +43,7 @@ from openclaw_rl.types import (
     Feedback,
     Scores,
     SessionKey,
+    Source,
     State,
     StoredTurn,
     Turn,
@@ -420,10 +421,11 @@ def first_unscored(db: sqlite3.Connection) -> int | None:
 
 
 def judged_turns(db: sqlite3.Connection) -> list[int]:
-    """Turns that have a verdict and are no part of an episode, in the order they were recorded."""
+    """Turns that somebody judged and that are no part of an episode, in the order they were recorded."""
     rows = db.execute(
         "SELECT v.turn FROM verdicts v JOIN turns t ON t.number = v.turn "
-        "WHERE t.session NOT IN (SELECT session FROM episodes) ORDER BY v.turn"
+        "WHERE t.session NOT IN (SELECT session FROM episodes) AND v.source IS NOT ? ORDER BY v.turn",
+        (Source.PRACTICE,),
     )
     return [row["turn"] for row in rows]
 
@@ -453,10 +455,15 @@ def open_conversations(db: sqlite3.Connection, limit: int) -> list[tuple[int, st
 
 
 def counts(db: sqlite3.Connection) -> Counts:
+    """How many turns are in each state, without practised answers."""
     rows = db.execute("SELECT state, count(*) FROM turns GROUP BY state")
     states = Counter({known(State, row[0], None): row[1] for row in rows})
+    for row in db.execute("SELECT t.state FROM practised p JOIN turns t ON t.number = p.turn"):
+        states[known(State, row[0], None)] -= 1
     dropped = db.execute(
-        "SELECT reason, count(*) FROM turns WHERE state = ? GROUP BY reason ORDER BY 2 DESC", (State.DROPPED,)
+        "SELECT reason, count(*) FROM turns WHERE state = ? AND number NOT IN (SELECT turn FROM practised) "
+        "GROUP BY reason ORDER BY 2 DESC",
+        (State.DROPPED,),
     )
     step, version = db.execute(
         "SELECT coalesce(max(step), 0), coalesce(max(version), 0) FROM updates WHERE outcome = 'applied'"

@@ -38,10 +38,11 @@ from openclaw_rl.types import (
     Vote,
 )
 
+#: Practised answers are not among the verdicts that are listed: nobody judged them.
 SUMMARIES = (
     "SELECT number, score, source, reason, (SELECT count(*) FROM hints h WHERE h.turn = v.turn) AS hints, "
     "CASE WHEN score > 0 THEN 'good' WHEN score < 0 THEN 'bad' WHEN score = 0 THEN 'neutral' ELSE 'abstained' END "
-    "AS sign FROM verdicts v"
+    f"AS sign FROM verdicts v WHERE source IS NOT '{Source.PRACTICE}'"
 )
 #: The reason of a verdict that was raised because its session had no good turn.
 AT_LEAST_ONE = "the best turn of a session without a good one"
@@ -161,7 +162,7 @@ def summaries(db: sqlite3.Connection) -> list[VerdictSummary]:
 
 def recent(db: sqlite3.Connection, count: int) -> list[VerdictSummary]:
     """The last verdicts, the newest first, without the rewards of environments."""
-    query = f"{SUMMARIES} WHERE source IS NOT ? ORDER BY number DESC LIMIT ?"
+    query = f"{SUMMARIES} AND source IS NOT ? ORDER BY number DESC LIMIT ?"
     return [_summary(row) for row in db.execute(query, (Source.ENVIRONMENT, count))]
 
 
@@ -238,8 +239,8 @@ def examples(db: sqlite3.Connection, each: int) -> list[tuple[ExampleKind, int]]
     chosen: dict[int, ExampleKind] = {}
     for kind, (condition, order) in EXAMPLES.items():
         rows = db.execute(
-            f"SELECT v.turn FROM verdicts v JOIN turns t ON t.number = v.turn WHERE {condition} ORDER BY {order} "
-            "LIMIT ?",
+            "SELECT v.turn FROM verdicts v JOIN turns t ON t.number = v.turn "
+            f"WHERE {condition} AND v.source IS NOT '{Source.PRACTICE}' ORDER BY {order} LIMIT ?",
             (each + len(chosen),),
         )
         new = [row["turn"] for row in rows if row["turn"] not in chosen]

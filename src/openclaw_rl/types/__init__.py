@@ -32,6 +32,7 @@ from openclaw_rl.types.pages import (
     GroupCard,
     PageChanges,
     PagePlace,
+    PractisedFrom,
     SessionCard,
     TurnCard,
     UpdateBatch,

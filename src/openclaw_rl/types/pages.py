@@ -68,6 +68,18 @@ class TurnCard:
     """The notes of its conversation, those that were withheld among them."""
     update: int | None = None
     """The number of the last training step that used it."""
+    practised: "PractisedFrom | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class PractisedFrom:
+    """What an answer was made to practise."""
+
+    note: int
+    turn: int | None
+    """The turn whose message it answers; None if the message came with the program."""
+    session: int | None
+    """That of the turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ function concerns(change) {
   const wants = (main.dataset.wants || "").split(" ");
   if (!change.complete || change.deleted) return true;
   if (main.dataset.session) return change.sessions.includes(Number(main.dataset.session));
-  return (wants.includes("sessions") && change.sessions.length > 0) || (wants.includes("updates") && change.updates.length > 0);
+  return ["sessions", "updates", "practices"].some((kind) => wants.includes(kind) && change[kind].length > 0);
 }
 
 if (main && document.body.dataset.cursor !== undefined) {

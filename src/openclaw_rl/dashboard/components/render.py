@@ -53,7 +53,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"moment": moment, "clock": clock, "iso": iso}
+    environment.filters |= {"moment": moment, "clock": clock, "day": day, "iso": iso}
     environment.globals |= {"asset_url": asset_url, "stylesheet": Markup(asset("style.css").decode())}
     return environment
 
@@ -67,6 +67,10 @@ def clock(seconds: float) -> str:
     """The time of day if it is today, else the day."""
     today = time.strftime("%Y-%m-%d")
     return _local(seconds, "%H:%M" if _local(seconds, "%Y-%m-%d") == today else "%Y-%m-%d") or "?"
+
+
+def day(seconds: float) -> str:
+    return _local(seconds, "%d %B %Y").lstrip("0") or "?"
 
 
 def iso(seconds: float) -> str:

@@ -163,7 +163,7 @@ async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[
     turns = await ledger.write(delete_sessions, [number])
     steps = await dashboard.threads.read(steps_with, turns)
     problems = await asyncio.to_thread(clean_files, ledger, dashboard)
-    said = f"Forgot the session with its {plural(len(turns), 'turn', 'turns')}."
+    said = f"Forgot the session with its {plural(session.turns, 'turn', 'turns')}."
     if steps:
         named = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
         said += f" Training steps {named} had used them: openclaw-rl forget --retrain trains again without them."

@@ -1,5 +1,6 @@
 """The page of notes: what its viewer asked for, their examples, how often each held, and how they are changed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any
@@ -10,13 +11,13 @@ from starlette.responses import Response
 from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.actions import Fields, ledger_of, number_in, rating_problems
 from openclaw_rl.dashboard.live.dashboard import Dashboard, PageProblem, dashboard_of
-from openclaw_rl.ledger import notes
-from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
+from openclaw_rl.ledger import notes, practices
+from openclaw_rl.ledger.errors import CannotPractise, TooManyNotes, UnknownNote
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.notes import MAX_NOTE_CHARACTERS
 from openclaw_rl.ledger.pages import find_turns
 from openclaw_rl.ledger.turns import add_feedback
-from openclaw_rl.types import Feedback, Note, NoteOutcomes, NoteState
+from openclaw_rl.types import Feedback, Note, NoteOutcomes, NoteState, Practice
 
 #: Notes and examples that the page lists; the newest.
 MAX_LISTED = 300
@@ -30,6 +31,16 @@ class NoteView:
     session: int | None
     """The session in which it was said, if it is still there."""
     held: str
+    practice: Practice | None
+    """Its last one."""
+
+    @property
+    def is_practised(self) -> bool:
+        return self.practice is not None and self.practice.is_under_way
+
+    @property
+    def can_practise(self) -> bool:
+        return self.note.state is NoteState.ACTIVE and not self.note.question
 
     @property
     def learned(self) -> bool:
@@ -37,21 +48,27 @@ class NoteView:
 
 
 async def page(request: Request) -> Response:
+    server = dashboard_of(request).server
+
     def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
         return {
-            "notes": views(db, notes.of_owner(db, viewer.owner)),
-            "examples": views(db, notes.of_owner(db, viewer.owner, examples=True)),
+            "notes": views(db, notes.of_owner(db, viewer.owner), practices.latest(db, viewer.owner)),
+            "examples": views(db, notes.of_owner(db, viewer.owner, examples=True), {}),
             "longest_note": MAX_NOTE_CHARACTERS,
             "longest_example": MAX_EXAMPLE_CHARACTERS,
-            "uses_notes": dashboard_of(request).server.service.uses_notes,
+            "uses_notes": server.service.uses_notes,
+            "practises": server.service.uses_notes and not server.operations.why_no_practice(),
         }
 
     return await dashboard_of(request).page(request, "notes", "notes", read)
 
 
-def views(db: Connection, listed: list[Note]) -> list[NoteView]:
+def views(db: Connection, listed: list[Note], practised: Mapping[int, Practice]) -> list[NoteView]:
     """The newest notes first."""
-    return [NoteView(note, session_of(db, note.turn), held_words(note)) for note in listed[: -MAX_LISTED - 1 : -1]]
+    return [
+        NoteView(note, session_of(db, note.turn), held_words(note), practised.get(note.number))
+        for note in listed[: -MAX_LISTED - 1 : -1]
+    ]
 
 
 def session_of(db: Connection, turn: int | None) -> int | None:
@@ -70,10 +87,10 @@ def outcome_words(outcomes: NoteOutcomes, when: str) -> str:
 
 
 async def change(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
-    """Add, edit, pin, unpin or remove a note or an example of the viewer."""
+    """Add, edit, pin, unpin or remove a note or an example of the viewer, or practise a note."""
     if not dashboard.server.service.uses_notes:
         raise PageProblem(409, "This server uses no notes (--no-notes).")
-    changes = {"add": add, "edit": edit, "pin": pin, "unpin": pin, "remove": remove}
+    changes = {"add": add, "edit": edit, "pin": pin, "unpin": pin, "remove": remove, "practise": practise, "stop": stop}
     chosen = changes.get(fields.get("do", ""))
     if chosen is None:
         raise PageProblem(400, "The form does not say what to do.")
@@ -81,7 +98,7 @@ async def change(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[
         return await chosen(dashboard, viewer, fields), ""
     except UnknownNote as error:
         raise PageProblem(404, str(error)) from error
-    except TooManyNotes as error:
+    except (TooManyNotes, CannotPractise) as error:
         raise PageProblem(409, str(error)) from error
 
 
@@ -117,6 +134,18 @@ async def pin(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> str:
 async def remove(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> str:
     await ledger_of(dashboard).write(notes.remove, number_in(fields, "note"), viewer.owner)
     return "Removed. Conversations under way keep it."
+
+
+async def practise(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> str:
+    if reason := dashboard.server.operations.why_no_practice():
+        raise PageProblem(409, reason)
+    await ledger_of(dashboard).write(practices.request, number_in(fields, "note"), viewer.owner)
+    return "It is practised as soon as nobody needs the machine."
+
+
+async def stop(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> str:
+    await ledger_of(dashboard).write(practices.stop, number_in(fields, "note"), viewer.owner)
+    return "Stopped. What was learned so far stays."
 
 
 async def correct(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:

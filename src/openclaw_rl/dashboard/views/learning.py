@@ -128,7 +128,7 @@ PANELS = (
     Panel("How far sampler and learner are apart, in log-prob", ((MEAN_GAP, ""),), 0),
     Panel(
         "Turns of a step, by what they teach with",
-        (("opd_rl", "score and hint"), ("opd", "hint"), ("rl", "score"), ("notes", "note")),
+        (("opd_rl", "score and hint"), ("opd", "hint"), ("rl", "score"), ("notes", "note"), ("practice", "practice")),
         0,
         stacked=True,
     ),

@@ -14,11 +14,13 @@ from openclaw_rl.ledger.sessions import ALREADY_USED
 from openclaw_rl.methods.base import Method, NoSignal, teacher_logprobs
 from openclaw_rl.methods.distillation import distil
 from openclaw_rl.methods.options import TopK
+from openclaw_rl.methods.practice import PracticeMethod
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.types import (
     ConversationNote,
     Feedback,
+    PractisedFrom,
     Question,
     SampleKind,
     Source,
@@ -103,6 +105,9 @@ class TokenView:
 
 
 def token_view(tokenizer: Tokenizer, turn: StoredTurn, method: Method) -> TokenView:
+    """The tokens of a turn with what they learn: by the run's method, unless the answer is practised."""
+    if turn.sample is SampleKind.PRACTICE:
+        method = PracticeMethod(method.options)
     if not fits(tokenizer, turn):
         return TokenView(note="Its tokens are not shown: another model wrote them; name it with --model-name.")
     try:
@@ -252,6 +257,7 @@ class TurnView:
     update: int | None = None
     episode_line: str = ""
     notes: tuple[ConversationNote, ...] = ()
+    practised: PractisedFrom | None = None
     tokens: TokenView | None = None
     overlaps: Mapping[str, str] = field(default_factory=dict)
     """For each hint that was compared: what teacher and policy have in common under it."""
@@ -300,6 +306,7 @@ def from_card(card: TurnCard, *, with_next: bool = False) -> TurnView:
         update=card.update,
         notes=card.notes,
         episode_line=step_line(card.episode),
+        practised=card.practised,
     )
 
 
