@@ -128,6 +128,12 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         assert (told["step"], told["policy_version"], told["turns"]["applied"]) == (3, 3, 6)
         assert "judged turns that a step needs" in told["learner"]
         assert told["runs"]["learner"] == "local, 2 ranks on cpu"
+        note = httpx.post(f"{program.url}/v1/notes", json={"text": "Call me Chef."}, timeout=60).json()["id"]
+        practice = f"{program.url}/v1/notes/{note}/practice"
+        assert httpx.post(practice, timeout=60).json()["state"] == "waiting"
+        assert status(tmp_path)["practice"]["note"] == note
+        assert httpx.delete(practice, timeout=60).json()["state"] == "stopped"
+        httpx.delete(f"{program.url}/v1/notes/{note}", timeout=60)
         assert told["guard"] == {}, "this server has --no-guard"
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
         assert program.metric("openclaw_step_version") == 3
