@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.engines.base import EngineStats
+from openclaw_rl.learn.guard import FILE, Guard
 from openclaw_rl.learn.practice_teacher import TRIAL_PROMPTS, shipped_prompts
 from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.ledger import deletion, examples, notes, pages, practices, training
@@ -221,7 +222,7 @@ async def test_what_the_model_cannot_do_is_not_practised(run: LearningRun, rende
         note = server.teach()
         done = await server.ended(server.ask_for(note))
         assert done.state is PracticeState.STOPPED
-        assert done.reason == "this model keeps to it in 0 of 64 answers; a larger model may"
+        assert done.reason == "this model keeps to it in 0 of 96 answers; a larger model may"
         assert not run.applied()
         assert server.note(note.number).state is NoteState.ACTIVE
 
@@ -369,6 +370,32 @@ async def test_copies_of_an_example_are_not_practised(run: LearningRun, renderer
         done = await server.ended(server.ask_for(server.teach()))
         assert done.state is PracticeState.STOPPED
         assert not run.applied()
+
+
+async def test_two_corrections_with_one_text_are_one_example(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        note = server.teach()
+        # The second correction says the same as the first: nothing can be compared, and any answer may be practised.
+        run.book.change(lambda db: db.execute("UPDATE notes SET text = ? WHERE question != ''", (SHOWN[0],)).rowcount)
+        done = await server.ended(server.ask_for(note))
+        assert (done.state, done.made) == (PracticeState.DONE, 3)
+
+
+async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, renderer: ChatRenderer) -> None:
+    def harm(request: SampleRequest, prompt: str) -> str:
+        return "so so so so so so so so so so" if request.version else server.follow(request, prompt)
+
+    run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
+    async with practising(run, renderer) as server:
+        server.answer = harm
+        note = server.teach()
+        assert await run.loop.examine()
+        done = await server.ended(server.ask_for(note))
+        assert done.state is PracticeState.STOPPED
+        assert done.reason.startswith("the policy became worse, so the one before serves again (the guard: ")
+        assert server.note(note.number).state is NoteState.ACTIVE
+        assert not run.applied()
+        assert run.loop.step == 0
 
 
 async def test_practice_ends_when_the_policy_is_as_sure_as_the_base_model(

@@ -124,7 +124,9 @@ class PracticeTeacher:
         # One that shows no known note comes before those that show this one.
         fitting = [one for one in ranked if self.note.number in shown.get(one.number, {self.note.number})]
         fitting.sort(key=lambda one: one.number in shown)
-        self._examples = [(one.question, one.text) for one in fitting][-OWN_EXAMPLES:]
+        # Two corrections may be the same text, and what a text has in common with itself means nothing.
+        different = {one.text: (one.question, one.text) for one in fitting}
+        self._examples = list(different.values())[-OWN_EXAMPLES:]
         others: dict[int, tuple[str, str]] = {}
         for one in ranked:
             for number in (shown.get(one.number, set()) & learned) - {self.note.number}:

@@ -26,9 +26,10 @@ T = TypeVar("T")
 #: Of the answers of a step, those to prompts that a note with a scope is not for.
 ANCHORS = 2
 #: Answers that are sampled at a time, and after how many too few kept ones end a practice.
-SAMPLED_AT_ONCE, SAMPLED_TO_DECIDE = 16, 64
-#: The least share of answers that keep to a note for it to be practised.
-MIN_KEPT = 0.06
+SAMPLED_AT_ONCE, SAMPLED_TO_DECIDE = 16, 96
+#: The least share of answers that keep to a note for it to be practised. A few are enough: they become examples, with
+#: which more answers keep to it.
+MIN_KEPT = 0.03
 #: A note is learned for good if the policy keeps to it without it in this share of the trial, and nearly as often as
 #: the base model does with it.
 MIN_HELD, MAX_LOSS = 0.5, 0.15
