@@ -389,6 +389,7 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
     async with practising(run, renderer) as server:
         server.answer = harm
         note = server.teach()
+        await run.until(lambda: run.loop.is_waiting)
         assert await run.loop.examine()
         done = await server.ended(server.ask_for(note))
         assert done.state is PracticeState.STOPPED
