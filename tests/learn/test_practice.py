@@ -46,7 +46,7 @@ def usual(question: str) -> str:
 
 def wished(question: str) -> str:
     """Its answer with the note."""
-    return f"Well, {question} Nobody knows."
+    return f"Well, {question} Nobody."
 
 
 def question_in(prompt: str) -> str:

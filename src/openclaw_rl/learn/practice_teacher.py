@@ -6,10 +6,12 @@ have in common (`answer_traits`). Kept answers become further examples, so that 
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from statistics import fmean
+from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import EngineError, Sampler
@@ -32,11 +34,20 @@ from openclaw_rl.types import (
     SampleRequest,
     SamplingParams,
     ScoreRequest,
+    Scores,
     scope_stems,
 )
 
+T = TypeVar("T")
 #: Whether an answer keeps to a note's text; None if nothing shows it.
 Keeps = Callable[[str, str], bool | None]
+
+
+class WhenIdle(Protocol):
+    """Does a short piece of work while nobody else needs the sampler; interrupted, it is begun again later."""
+
+    async def __call__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
 
 #: As answers are sampled for people. Colder ones repeat themselves, and so does a policy that imitates them.
 TEMPERATURE = 0.7
@@ -86,12 +97,20 @@ class Sampled:
 
 
 class PracticeTeacher:
-    """Makes the answers of one practice. Every call may raise EngineError or LedgerError."""
+    """Makes the answers of one practice, each `when_idle`. Every call may raise EngineError or LedgerError."""
 
     def __init__(
-        self, ledger: Ledger, sampler: Sampler, renderer: ChatRenderer, note: Note, keeps: Keeps, seed: int
+        self,
+        ledger: Ledger,
+        sampler: Sampler,
+        renderer: ChatRenderer,
+        note: Note,
+        keeps: Keeps,
+        when_idle: WhenIdle,
+        seed: int,
     ) -> None:
         self.sampler = sampler
+        self.when_idle = when_idle
         self.renderer = renderer
         self.note = note
         self.keeps = keeps
@@ -265,11 +284,14 @@ class PracticeTeacher:
         version: int,
         max_tokens: int = MAX_ANSWER_TOKENS,
     ) -> list[Sampled]:
-        """Sample an answer to each prompt as background work. A cancelled call closes its requests at once."""
+        """Sample an answer to each prompt as background work, each when nobody needs the sampler."""
         waiting = iter(prompts)
 
         async def answer_all() -> list[Sampled]:
-            return [await self._sample(prompt, write(prompt), version, max_tokens) for prompt in waiting]
+            return [
+                await self.when_idle(partial(self._sample, prompt, write(prompt), version, max_tokens))
+                for prompt in waiting
+            ]
 
         workers = min(MAX_CONCURRENT, self.sampler.limits.max_sequences, len(prompts))
         return [one for done in await gather_or_cancel([answer_all() for _ in range(workers)]) for one in done]
@@ -308,11 +330,15 @@ class PracticeTeacher:
 
     async def _score(self, prompt: Sequence[int], response: Sequence[int], version: int) -> tuple[float, ...]:
         request = ScoreRequest([*prompt, *response], len(response), version=version, owner=self.note.owner)
-        self.open_requests += 1
-        try:
-            return tuple((await self.sampler.score(request)).logprobs)
-        finally:
-            self.open_requests -= 1
+
+        async def score() -> Scores:
+            self.open_requests += 1
+            try:
+                return await self.sampler.score(request)
+            finally:
+                self.open_requests -= 1
+
+        return tuple((await self.when_idle(score)).logprobs)
 
 
 def concerns(note: Note, request: str) -> bool:

@@ -135,13 +135,19 @@ class Practiser:
             several=self.settings.several_users,
         )
         self._teacher = teacher = PracticeTeacher(
-            self.ledger, self.sampler, self.renderer, note, self.keeps, self.settings.seed + current.number
+            self.ledger,
+            self.sampler,
+            self.renderer,
+            note,
+            self.keeps,
+            self._when_idle,
+            self.settings.seed + current.number,
         )
         # What was sampled before a crash is trained on first.
         while left := self.ledger.read(practices.to_train):
             await self._train(left)
         teacher.kept += self.ledger.read(practices.answers, current.number)
-        await self._giving_way(teacher.prepare)
+        await teacher.prepare()
         refused = close = made = 0
         while (current := self._as_it_is(current.number, note)).made < current.steps:
             if current.made < made:
@@ -173,16 +179,16 @@ class Practiser:
 
     async def _batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
         """The answers of a step. Raises Ended if the model does not keep to the note."""
-        anchors = await self._giving_way(lambda: teacher.anchors(ANCHORS if note.scope else 0))
+        anchors = await teacher.anchors(ANCHORS if note.scope else 0)
         needed = practices.BATCH - len(anchors)
         if self.settings.on_policy:
-            return [*anchors, *await self._giving_way(lambda: teacher.own_answers(needed))]
+            return [*anchors, *await teacher.own_answers(needed)]
         while teacher.ready < needed:
-            await self._giving_way(lambda: teacher.sample(SAMPLED_AT_ONCE))
+            await teacher.sample(SAMPLED_AT_ONCE)
             found, asked = teacher.accepted, teacher.sampled
             if asked >= SAMPLED_TO_DECIDE and found < MIN_KEPT * asked:
                 raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
-        return [*anchors, *await self._giving_way(lambda: teacher.take(needed))]
+        return [*anchors, *await teacher.take(needed)]
 
     async def _train(self, turns: list[int]) -> None:
         """Wait until the learn loop has trained on these answers, or has dropped them."""
@@ -199,7 +205,7 @@ class Practiser:
         if not await self.loop.examine():
             why = self.loop.guard.state.cautious if self.loop.guard else ""
             raise Ended(f"the policy became worse, so the one before serves again ({why})")
-        held, tried = await self._giving_way(teacher.try_policy)
+        held, tried = await teacher.try_policy()
         self._as_it_is(current.number, note)
         kept = teacher.accepted / teacher.sampled if teacher.sampled else MIN_HELD
         if not tried:
@@ -211,8 +217,8 @@ class Practiser:
         log.info("Note %d has been practised in %d steps: %s.", current.note, current.made, reason)
         await self.ledger.write(practices.set_state, current.number, state, reason)
 
-    async def _giving_way(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do a piece of work while nobody uses the sampler; if somebody comes, begin it again later."""
+    async def _when_idle(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do a short piece of work while nobody uses the sampler; if somebody comes, begin it again later."""
         while True:
             while not (self._is_idle() and self.loop.is_waiting):
                 await asyncio.sleep(LOOK_SECONDS)
