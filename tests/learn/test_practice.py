@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines.base import EngineStats
+from openclaw_rl.engines.base import EngineStats, StepStopped
 from openclaw_rl.learn.guard import FILE, Guard
 from openclaw_rl.learn.practice_teacher import TRIAL_PROMPTS, shipped_prompts
 from openclaw_rl.learn.practiser import PracticeSettings, Practiser
+from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import deletion, examples, notes, pages, practices, training
 from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -260,6 +261,35 @@ async def test_people_and_feedback_go_first(
         busy, run.sampler.seconds_per_token = False, 0.0
         await server.ended(practice)
         assert run.applied()[0] == judged
+        run.check()
+
+
+async def test_a_step_is_given_up_when_somebody_comes(
+    run: LearningRun, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with practising(run, renderer) as server:
+        busy = False
+        stats = run.sampler.stats
+        someone = EngineStats(ready=True, active=1, waiting=0, restarts=0)
+        monkeypatch.setattr(run.sampler, "stats", lambda: someone if busy else stats())
+
+        async def work(*_: object) -> None:
+            await run.learner.stopped.wait()
+            run.learner.stopped.clear()
+            raise StepStopped("the step was stopped")
+
+        run.learner.hooks["step"] = work
+        practice = server.ask_for(server.teach())
+        await run.until(lambda: run.loop.phase is Phase.TRAINING)
+        busy = True
+        await run.until(lambda: run.loop.phase is Phase.WAITING)
+        steps = run.learner.calls.count("step")
+        await asyncio.sleep(0.2)
+        assert run.learner.calls.count("step") == steps, "no step while somebody is there"
+        del run.learner.hooks["step"]
+        busy = False
+        done = await server.ended(practice)
+        assert (done.state, done.made) == (PracticeState.LEARNED, 3)
         run.check()
 
 

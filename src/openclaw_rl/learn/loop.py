@@ -194,6 +194,14 @@ class LearnLoop:
         """Take back the step that is being made, so that `finish` need not wait for its end."""
         self.steps.learner.stop_step()
 
+    def stop_practice(self) -> None:
+        """Take back the step on practised answers that is being made, if one is. They are trained on later.
+
+        A lost step is not taken back: it is made again before anything else.
+        """
+        if self.phase is Phase.TRAINING and self.steps.method is self.steps.practice and not self.line.lost:
+            self.stop_step()
+
     async def finish(self) -> None:
         """Let the running step end, start no other, and save what no checkpoint holds yet."""
         self._stopping = True

@@ -36,7 +36,7 @@ MIN_HELD, MAX_LOSS = 0.5, 0.15
 #: Practice ends early once the policy finds the answers as likely without the note as the base model did with it: their
 #: mean log-probs per token differ by at most this much in two steps in a row, after some steps.
 MAX_GAP, MIN_STEPS = 0.05, 8
-#: How often to look whether people wait, while answers are sampled.
+#: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
 MAX_REFUSED = 3
@@ -70,7 +70,8 @@ class Ended(Exception):
 class Practiser:
     """Practises one note after the other.
 
-    - Answers are sampled as background work. As soon as people use the sampler, those that are under way are given up.
+    - Answers are sampled as background work. As soon as people use the sampler, those that are under way are given up,
+      and so is a step on earlier ones.
     - The learn loop makes the steps, after those from feedback. Each practised answer is trained on once.
     - Killed in between, it goes on after the next start with the steps that are left.
     - What the model does not keep to with its examples either is not practised; the reason is recorded.
@@ -198,7 +199,9 @@ class Practiser:
                 if self.loop.step >= self.loop.settings.max_steps:
                     raise Ended(f"--max-steps {self.loop.settings.max_steps} have been made")
                 changed.clear()
-                await wait_at_most(self.settings.poll_seconds, changed.wait())
+                await wait_at_most(LOOK_SECONDS, changed.wait())
+                if not self._is_idle():
+                    self.loop.stop_practice()
 
     async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note) -> None:
         """Try the policy without the note, and retire the note if it keeps to it."""
