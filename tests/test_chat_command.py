@@ -1,8 +1,9 @@
 """`openclaw-rl chat`: a client like any other, with what a terminal needs."""
 
+import contextlib
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +26,37 @@ from support.harness import Bench, running
 from support.records import Book
 
 
-@pytest.fixture
-def bench(tiny_model: Path, book: Book) -> Iterator[Bench]:
-    with running(Bench(tiny_model, book.ledger)) as bench:
+@contextlib.contextmanager
+def served(model: Path, book: Book, **app: object) -> Iterator[Bench]:
+    """A server that the command finds by its run directory."""
+    with running(Bench(model, book.ledger, **app)) as bench:
         lock = RunDirLock(book.folder)
         lock.tell(bench.url)
         yield bench
         lock.close()
 
 
+@pytest.fixture
+def bench(tiny_model: Path, book: Book) -> Iterator[Bench]:
+    with served(tiny_model, book) as bench:
+        yield bench
+
+
+@pytest.fixture
+def noting(tiny_model: Path, book: Book) -> Iterator[Bench]:
+    """A server that keeps notes."""
+    with served(tiny_model, book, notes=NotesOptions()) as bench:
+        yield bench
+
+
 def talk(book: Book, monkeypatch: pytest.MonkeyPatch, *said: str) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in said)))
+    return main(["chat", "--run-dir", str(book.folder)])
+
+
+def converse(book: Book, monkeypatch: pytest.MonkeyPatch, said: Callable[[], Iterator[str]]) -> int:
+    """Say lines between which other things happen."""
+    monkeypatch.setattr("openclaw_rl.cli.chat.lines", said)
     return main(["chat", "--run-dir", str(book.folder)])
 
 
@@ -71,21 +92,15 @@ def test_a_new_conversation_knows_nothing_of_the_one_before(
 
 
 def test_a_note_is_told_once_when_it_is_written_and_notes_are_listed(
-    tiny_model: Path, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    noting: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(Bench(tiny_model, book.ledger, notes=NotesOptions())) as bench:
-        lock = RunDirLock(book.folder)
-        lock.tell(bench.url)
+    def said() -> Iterator[str]:
+        yield "/notes"
+        yield "Hello."
+        assert noting.send("notes", {"text": "Answer in French."}).status_code == 200
+        yield from ("How are you?", "And now?", "/notes")
 
-        def said() -> Iterator[str]:
-            yield "/notes"
-            yield "Hello."
-            assert bench.send("notes", {"text": "Answer in French."}).status_code == 200
-            yield from ("How are you?", "And now?", "/notes")
-
-        monkeypatch.setattr("openclaw_rl.cli.chat.lines", said)
-        assert main(["chat", "--run-dir", str(book.folder)]) == 0
-        lock.close()
+    assert converse(book, monkeypatch, said) == 0
     shown = capsys.readouterr().out
     assert shown.count("There is no note yet") == 1
     assert " ".join(shown.split()).count("(/new); /undo takes it back: Answer in French.") == 1
@@ -164,23 +179,17 @@ def test_an_answer_is_edited_in_an_editor(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_note_that_was_just_written_is_taken_back(
-    tiny_model: Path, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    noting: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(Bench(tiny_model, book.ledger, notes=NotesOptions())) as bench:
-        lock = RunDirLock(book.folder)
-        lock.tell(bench.url)
+    def said() -> Iterator[str]:
+        yield from ("Hello.", "/edit Chef, hello.")
+        assert noting.send("notes", {"text": "Answer in French."}).status_code == 200
+        yield "How are you?"
+        # Another note replaces it before it is taken back.
+        assert noting.send("notes", {"text": "Answer in German."}).status_code == 200
+        yield from ("/help", "/undo", "/undo", "Good morning.")
 
-        def said() -> Iterator[str]:
-            yield from ("Hello.", "/edit Chef, hello.")
-            assert bench.send("notes", {"text": "Answer in French."}).status_code == 200
-            yield "How are you?"
-            # Another note replaces it before it is taken back.
-            assert bench.send("notes", {"text": "Answer in German."}).status_code == 200
-            yield from ("/help", "/undo", "/undo", "Good morning.")
-
-        monkeypatch.setattr("openclaw_rl.cli.chat.lines", said)
-        assert main(["chat", "--run-dir", str(book.folder)]) == 0
-        lock.close()
+    assert converse(book, monkeypatch, said) == 0
     assert book.ledger.read(of_owner) == []
     assert [m["content"] for m in book.read(3).messages] == ["Hello.", "hello world", "Good morning."]
     assert "Kept as an example" in capsys.readouterr().out

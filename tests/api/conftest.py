@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from openclaw_rl.ledger.options import NotesOptions
 from support.harness import Bench, running
-from support.recording import Recording
+from support.practice import CanPractise
+from support.recording import KEYS, Recording
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +31,21 @@ def recording_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory)
     with running(Recording(tiny_model, tmp_path_factory.mktemp("ledger"))) as bench:
         yield bench  # type: ignore[misc]
         bench.ledger.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
+def noting_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
+    settings: dict[str, Any] = {"notes": NotesOptions(note_probes=4), "keys": KEYS, "operations": CanPractise()}
+    with running(Recording(tiny_model, tmp_path_factory.mktemp("ledger"), **settings)) as bench:
+        yield bench  # type: ignore[misc]
+        bench.ledger.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def noting(noting_server: Recording) -> Recording:
+    """A server with an empty ledger that keeps notes of sam and of kim."""
+    noting_server.empty()
+    return noting_server
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,14 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger.options import NotesOptions
-from support.harness import running
-from support.recording import Recording
+from support.recording import HEADERS, Recording
 
-OWNERS = ("sam", "kim")
-KEYS = tuple(ApiKey(name, f"sk-{name}") for name in OWNERS)
-HEADERS = {key.name: {"Authorization": f"Bearer {key.secret}"} for key in KEYS}
 WIRES: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "where is the fox?"}]},
     "messages": {"messages": [{"role": "user", "content": "where is the fox?"}], "max_tokens": 20},
@@ -25,37 +18,23 @@ WIRES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
-    made = Recording(tiny_model, tmp_path_factory.mktemp("ledger"), notes=NotesOptions(note_probes=3), keys=KEYS)
-    with running(made) as bench:
-        yield bench  # type: ignore[misc]
-        made.ledger.close()
-
-
-@pytest.fixture
-def bench(server: Recording) -> Recording:
-    server.empty()
-    return server
-
-
 @pytest.mark.parametrize("wire", WIRES)
-def test_an_answer_of_any_wire_is_corrected_by_its_id(bench: Recording, wire: str) -> None:
-    bench.says = "In the wood."
-    answer = httpx.post(f"{bench.url}/v1/{wire}", json={"model": "tiny", **WIRES[wire]}, headers=HEADERS["sam"])
+def test_an_answer_of_any_wire_is_corrected_by_its_id(noting: Recording, wire: str) -> None:
+    noting.says = "In the wood."
+    answer = httpx.post(f"{noting.url}/v1/{wire}", json={"model": "tiny", **WIRES[wire]}, headers=HEADERS["sam"])
     assert answer.status_code == 200, answer.text
     body = {"id": answer.json()["id"], "correction": "Chef, in the wood."}
-    assert httpx.post(f"{bench.url}/v1/feedback", json=body, headers=HEADERS["kim"]).status_code == 404
-    assert httpx.post(f"{bench.url}/v1/feedback", json=body, headers=HEADERS["sam"]).status_code == 200
-    listed = httpx.get(f"{bench.url}/v1/notes", headers=HEADERS["sam"]).json()["data"]
+    assert httpx.post(f"{noting.url}/v1/feedback", json=body, headers=HEADERS["kim"]).status_code == 404
+    assert httpx.post(f"{noting.url}/v1/feedback", json=body, headers=HEADERS["sam"]).status_code == 200
+    listed = httpx.get(f"{noting.url}/v1/notes", headers=HEADERS["sam"]).json()["data"]
     assert [(one["object"], one["question"], one["text"], one["origin"]) for one in listed] == [
         ("example", "where is the fox?", "Chef, in the wood.", "corrected")
     ]
-    assert httpx.get(f"{bench.url}/v1/notes", headers=HEADERS["kim"]).json()["data"] == []
+    assert httpx.get(f"{noting.url}/v1/notes", headers=HEADERS["kim"]).json()["data"] == []
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(OWNERS), st.sampled_from(["new", "go on", "correct", "note"]), st.integers(0, 4)),
+    st.tuples(st.sampled_from([*HEADERS]), st.sampled_from(["new", "go on", "correct", "note"]), st.integers(0, 4)),
     max_size=14,
 )
 
@@ -63,26 +42,26 @@ STEPS = st.lists(
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_nobody_sees_anothers_examples_and_prompts_only_grow(
-    bench: Recording, steps: list[tuple[str, str, int]]
+    noting: Recording, steps: list[tuple[str, str, int]]
 ) -> None:
-    bench.empty()
-    talks: dict[str, list[dict[str, str]]] = {owner: [] for owner in OWNERS}
+    noting.empty()
+    talks: dict[str, list[dict[str, str]]] = {owner: [] for owner in HEADERS}
     for number, (owner, step, word) in enumerate(steps):
         if step == "note":
             body = {"text": f"Say {owner}{number}.", "pinned": bool(word % 2)}
-            httpx.post(f"{bench.url}/v1/notes", json=body, headers=HEADERS[owner]).raise_for_status()
+            httpx.post(f"{noting.url}/v1/notes", json=body, headers=HEADERS[owner]).raise_for_status()
             continue
         if step == "correct" and talks[owner]:
-            body = {"id": bench.last_id, "correction": f"{owner} wants {number}"}
-            httpx.post(f"{bench.url}/v1/feedback", json=body, headers=HEADERS[owner])
+            body = {"id": noting.last_id, "correction": f"{owner} wants {number}"}
+            httpx.post(f"{noting.url}/v1/feedback", json=body, headers=HEADERS[owner])
             continue
         asked = {"role": "user", "content": f"what is {word} of {owner}?"}
         talk = [*(talks[owner] if step == "go on" else []), asked]
-        talks[owner] = [*talk, bench.say(f"it is {word}", talk, HEADERS[owner])]
-    backend = bench.renderer.tokenizer.backend
-    turns = {turn.number: turn for turn in bench.turns()}
+        talks[owner] = [*talk, noting.say(f"it is {word}", talk, HEADERS[owner])]
+    backend = noting.renderer.tokenizer.backend
+    turns = {turn.number: turn for turn in noting.turns()}
     for turn in turns.values():
-        (other,) = set(OWNERS) - {turn.session.owner}
+        (other,) = HEADERS.keys() - {turn.session.owner}
         assert other not in backend.decode(turn.prompt_ids), "a prompt has the words of another owner"
         assert turn.plain_ids is None or len(turn.plain_ids) < len(turn.prompt_ids)
     for before, after in growing(turns.values()):

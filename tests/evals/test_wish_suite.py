@@ -13,7 +13,6 @@ import pytest
 
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.client import ServerError
-from openclaw_rl.errors import UserError
 from openclaw_rl.evals.conversation import all_questions, questions
 from openclaw_rl.evals.wishes import measurement, suite
 from openclaw_rl.evals.wishes.measurement import EXAMS, ExamPlan, WishExam, WishMeasurement, WishOutcome
@@ -22,7 +21,7 @@ from openclaw_rl.lab.server import RunningServer
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.sense import check
-from support.trials import an_answer
+from support.trials import an_answer, refusal
 
 WISHES = built_in()
 #: Ordinary answers may keep these.
@@ -123,13 +122,7 @@ def test_a_wish_of_ones_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_of_a_wish_is_told_in_one_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:
-    path = tmp_path / "plain.toml"
-    assert old in OWN
-    path.write_text(OWN.replace(old, new, 1))
-    with pytest.raises(UserError) as error:
-        load(str(path))
-    assert said in str(error.value)
-    assert "plain.toml" in str(error.value)
+    assert said in refusal(load, tmp_path / "plain.toml", OWN, old, new)
 
 
 def test_an_unknown_wish_is_refused_before_a_server_starts(capsys: pytest.CaptureFixture[str]) -> None:

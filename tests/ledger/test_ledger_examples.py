@@ -66,6 +66,13 @@ def shown(book: Book, owner: str = "me") -> Mapping[int, set[int]]:
     return examples.shown(book.db, owner)
 
 
+def a_note_that_is_given(book: Book) -> ConversationNote:
+    """The note of a complaint, as another conversation has it."""
+    judge(book, ask(book, session="one"), -1.0, CHEF)
+    (note,) = notes.of_owner(book.db, "me")
+    return ConversationNote(note.number, note.text, given=True)
+
+
 def test_a_correction_is_feedback_and_an_example_of_its_owner(book: Book) -> None:
     turn = ask(book)
     correct(book, turn)
@@ -185,10 +192,8 @@ def test_notes_that_say_the_same(text: str, older: str, *, same: bool) -> None:
 
 
 def test_an_answer_that_was_accepted_under_notes_becomes_an_example(book: Book) -> None:
-    judge(book, ask(book, session="one"), -1.0, CHEF)
-    (note,) = notes.of_owner(book.db, "me")
-    given = [ConversationNote(note.number, note.text, given=True)]
-    judge(book, ask(book, answer=WANTED, session="two", notes=given), 1.0)
+    note = a_note_that_is_given(book)
+    judge(book, ask(book, answer=WANTED, session="two", notes=[note]), 1.0)
     (example,) = kept(book)
     assert (example.text, example.origin) == (WANTED, NoteOrigin.ACCEPTED)
     judge(book, ask(book, session="three"), 1.0)
@@ -212,10 +217,8 @@ def test_an_answer_that_was_accepted_with_a_new_wish_does_not_show_it(book: Book
 
 
 def test_an_answer_that_was_accepted_before_a_wish_does_not_show_it(book: Book) -> None:
-    judge(book, ask(book, session="one"), -1.0, CHEF)
-    (chef,) = notes.of_owner(book.db, "me")
-    given = [ConversationNote(chef.number, chef.text, given=True)]
-    first = ask(book, answer=WANTED, session="two", notes=given)
+    chef = a_note_that_is_given(book)
+    first = ask(book, answer=WANTED, session="two", notes=[chef])
     judge(book, first, 1.0)
     later = book.capture(a_turn(messages=[said(ASKED), answered(WANTED), said("Why?")], parent=first, session="two"))
     judge(book, later, -1.0, Wish("Answer in one sentence.", "length", lasting=True))
@@ -224,18 +227,13 @@ def test_an_answer_that_was_accepted_before_a_wish_does_not_show_it(book: Book) 
 
 
 def test_an_accepted_answer_that_does_not_keep_to_a_note_is_no_example(book: Book) -> None:
-    judge(book, ask(book, session="one"), -1.0, CHEF)
-    (note,) = notes.of_owner(book.db, "me")
-    given = [ConversationNote(note.number, note.text, given=True)]
-    judge(book, ask(book, session="two", notes=given), 1.0, obeyed={note.number: False})
+    note = a_note_that_is_given(book)
+    judge(book, ask(book, session="two", notes=[note]), 1.0, obeyed={note.number: False})
     assert kept(book) == []
 
 
 def test_an_answer_that_is_rejected_after_all_is_no_example(book: Book) -> None:
-    judge(book, ask(book, session="one"), -1.0, CHEF)
-    (note,) = notes.of_owner(book.db, "me")
-    given = [ConversationNote(note.number, note.text, given=True)]
-    turn = ask(book, answer=WANTED, session="two", notes=given)
+    turn = ask(book, answer=WANTED, session="two", notes=[a_note_that_is_given(book)])
     judge(book, turn, 1.0)
     assert len(kept(book)) == 1
     book.change(turns.add_feedback, "me", load_turn(book.db, turn).completion, 0, Feedback(-1.0))
@@ -265,10 +263,8 @@ def test_a_retired_example_comes_back_with_its_note(book: Book) -> None:
 
 
 def test_what_was_cut_off_is_no_example(book: Book) -> None:
-    judge(book, ask(book, session="one"), -1.0, CHEF)
-    (note,) = notes.of_owner(book.db, "me")
-    given = [ConversationNote(note.number, note.text, given=True)]
-    judge(book, ask(book, session="two", notes=given, finish_reason="length"), 1.0)
+    note = a_note_that_is_given(book)
+    judge(book, ask(book, session="two", notes=[note], finish_reason="length"), 1.0)
     assert kept(book) == []
 
 
@@ -279,10 +275,8 @@ def test_the_wanted_answer_in_a_reply_is_kept(book: Book) -> None:
 
 
 def test_the_number_of_examples_is_bounded_and_corrections_stay(book: Book) -> None:
-    judge(book, ask(book, session="one"), -1.0, CHEF)
-    (note,) = notes.of_owner(book.db, "me")
-    given = [ConversationNote(note.number, note.text, given=True)]
-    judge(book, ask(book, answer="Chef: 1", session="two", notes=given), 1.0)
+    note = a_note_that_is_given(book)
+    judge(book, ask(book, answer="Chef: 1", session="two", notes=[note]), 1.0)
     for number in range(examples.MAX_EXAMPLES):
         correct(book, ask(book, session=f"s{number}"), f"Chef: {number}")
     left = kept(book)

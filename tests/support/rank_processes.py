@@ -8,11 +8,13 @@ from openclaw_rl.engines.local.process.launcher import Link, WorkerLink
 from openclaw_rl.engines.local.process.learner import SPINS
 from openclaw_rl.engines.local.process.worker_messages import LOOPBACK
 
+SHARDED = "openclaw_rl.engines.local.training.sharded"
+
 
 @functools.cache
 def fast_context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["openclaw_rl.engines.local.process.rank_worker", "torch._dynamo"])
+    context.set_forkserver_preload(["openclaw_rl.engines.local.process.rank_worker", SHARDED, "torch._dynamo"])
     return context
 
 

@@ -3,29 +3,16 @@
 import sqlite3
 from pathlib import Path
 
+from openclaw_rl.api.options import ApiKey
 from openclaw_rl.ledger import turns
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import SampleRequest, State, StoredTurn
 from support.harness import Bench
 
-#: What is emptied, in an order in which no row refers to one that is gone.
-ALL_TABLES = (
-    *(
-        "practised",
-        "practices",
-        "note_outcomes",
-        "notes",
-        "turn_notes",
-        "prompts_without_notes",
-        "verdicts",
-        "episodes",
-        "groups",
-        "feedback",
-        "turns",
-    ),
-    *("messages", "sessions", "update_turns", "updates"),
-)
+#: Two people's keys for a server, and what each sends with a request.
+KEYS = tuple(ApiKey(name, f"sk-{name}") for name in ("sam", "kim"))
+HEADERS = {key.name: {"Authorization": f"Bearer {key.secret}"} for key in KEYS}
 
 
 class Recording(Bench):
@@ -59,7 +46,7 @@ class Recording(Bench):
     def empty(self) -> None:
         """Forget everything, so that tests can share a server."""
         with sqlite3.connect(self.db.execute("PRAGMA database_list").fetchone()["file"]) as db:
-            for table in ALL_TABLES:
+            for (table,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
                 db.execute(f"DELETE FROM {table}")
         db.close()
         self.ledger._sequences.__init__(1 << 20)

@@ -1,13 +1,26 @@
-"""Made-up results of trials."""
+"""Made-up results of trials, and files that are refused."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals.conversation import EvalQuestion, Exchange, Transcript
 from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.trial import Exam, HeldSession, TrialOutcome, TrialPlan
+
+
+def refusal(load: Callable[[str], object], path: Path, text: str, old: str, new: str) -> str:
+    """What is said of a file with an error in it; it names the file."""
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load(str(path))
+    assert path.name in str(error.value)
+    return str(error.value)
 
 
 def a_question(number: int, text: str = "") -> EvalQuestion:

@@ -1,10 +1,12 @@
-"""How a process becomes one of the learner's ranks. It imports PyTorch's distributed package."""
+"""How a process becomes one of the learner's ranks.
+
+It imports PyTorch's distributed package, but what shards weights only where they are: that takes another second.
+"""
 
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
@@ -13,15 +15,17 @@ from openclaw_rl.engines.local.model.shared_weights import take_up
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.rank_group import RankGroup, join
-from openclaw_rl.engines.local.training.sharded import Sharding
 
 CPU = torch.device("cpu")
 
 
 def open_rank(options: LearnerOptions, place: RankPlace, connection: Any) -> PolicyTrainer:
     """Meet the other ranks and load the model. Raises UnsupportedModel."""
-    if place.shards and not hasattr(FSDPModule, "reset_iter_state"):
-        raise UnsupportedModel(f"--shard-weights needs PyTorch 2.13 or newer, and this is {torch.__version__}")
+    if place.shards:
+        from torch.distributed.fsdp import FSDPModule
+
+        if not hasattr(FSDPModule, "reset_iter_state"):
+            raise UnsupportedModel(f"--shard-weights needs PyTorch 2.13 or newer, and this is {torch.__version__}")
     device, dtype = placement(device_of_rank(options.device, place), options.dtype, options.cpu_dtype)
     if device.type == "cpu" and place.host:
         # The ranks share the cores of this machine.
@@ -36,6 +40,8 @@ def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, sha
     whole = take_up(shared) if shared else None
     if not ranks.place.shards:
         return PolicyTrainer(whole or load_decoder(options.model, dtype, ranks.device), options, ranks)
+    from openclaw_rl.engines.local.training.sharded import Sharding
+
     sharding = Sharding(ranks)
     layers: Any = sharding.layer
     if whole is not None:
