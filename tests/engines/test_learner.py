@@ -22,6 +22,7 @@ from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import ScoreRequest, TrainingSequence
+from support.rank_processes import FastLauncher
 from support.tiny_models import save_tiny_model
 from support.trainers import InProcessLearner, batch, options
 
@@ -50,7 +51,7 @@ def large(in_process: InProcessLearner) -> list[TrainingSequence]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tiny_model: Path) -> AsyncIterator[LocalLearner]:
-    learner = LocalLearner(options(model=tiny_model))
+    learner = LocalLearner(options(model=tiny_model), launcher=FastLauncher())
     await learner.start()
     yield learner
     await learner.close()
@@ -156,7 +157,9 @@ async def test_what_is_refused_is_a_sentence_and_the_process_stays(
 @pytest.mark.more
 @pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) == 19, reason="nothing stands behind the last")
 async def test_it_stands_behind_the_sampler(learner: LocalLearner, tiny_model: Path) -> None:
-    sampler = LocalSampler(WorkerOptions(tiny_model, "cpu", "float32", 4, None, 0.05, 2, 4), max_queue=4)
+    sampler = LocalSampler(
+        WorkerOptions(tiny_model, "cpu", "float32", 4, None, 0.05, 2, 4), max_queue=4, launcher=FastLauncher()
+    )
     await sampler.start()
     try:
         assert learner.process.pid is not None
@@ -243,7 +246,7 @@ async def test_calls_at_the_same_time_are_answered_each_with_its_own(
 async def test_a_model_that_cannot_be_loaded_is_a_sentence_and_can_be_mended(
     tiny_model: Path, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
-    learner = LocalLearner(options(model=tmp_path / "model"))
+    learner = LocalLearner(options(model=tmp_path / "model"), launcher=FastLauncher())
     try:
         with pytest.raises(EngineUnavailable, match="could not load the model"):
             await learner.start()
@@ -279,8 +282,12 @@ async def test_a_file_that_cannot_be_written_refuses_the_save_and_costs_neither_
 async def test_all_weights_of_a_tied_model_stay_tied(sequences: list[TrainingSequence], tmp_path: Path) -> None:
     """With the base weights in the sampler's memory, as in a server: head and embedding are one weight to the end."""
     model = save_tiny_model(tmp_path / "model", tied=True)
-    sampler = LocalSampler(WorkerOptions(model, "cpu", "float32", 4, None, 0.05, 2, 0), max_queue=8)
-    learner = LocalLearner(options(model=model, rank=0, learning_rate=1e-2, max_kl=100), sampler.shared_weights)
+    sampler = LocalSampler(
+        WorkerOptions(model, "cpu", "float32", 4, None, 0.05, 2, 0), max_queue=8, launcher=FastLauncher()
+    )
+    learner = LocalLearner(
+        options(model=model, rank=0, learning_rate=1e-2, max_kl=100), sampler.shared_weights, FastLauncher()
+    )
     try:
         await sampler.start()
         assert (sampler.shared_weights() is not None) == hasattr(os, "memfd_create")

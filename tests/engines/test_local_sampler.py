@@ -15,6 +15,7 @@ from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, WeightForm, p
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
+from support.rank_processes import FastLauncher
 from support.tiny_models import save_tiny_model
 
 
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tiny_model: Path) -> AsyncIterator[LocalSampler]:
-    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    sampler = LocalSampler(options(tiny_model), max_queue=4, launcher=FastLauncher())
     await sampler.start()
     yield sampler
     await sampler.close()
@@ -45,7 +46,7 @@ async def shared(tiny_model: Path) -> AsyncIterator[LocalSampler]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
-    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    sampler = LocalSampler(options(tiny_model), max_queue=4, launcher=FastLauncher())
     await sampler.start()
     yield sampler
     await sampler.close()
@@ -57,7 +58,7 @@ async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
 async def test_weights_that_are_not_packed_although_they_should_are_said(
     tiny_model: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object], choice: str
 ) -> None:
-    sampler = LocalSampler(options(tiny_model, pack_weights=choice, **changes), max_queue=4)
+    sampler = LocalSampler(options(tiny_model, pack_weights=choice, **changes), max_queue=4, launcher=FastLauncher())
     await sampler.start()
     is_packed = f"packed in {'float16' if choice == 'half' else 'float32'}" in sampler.describe()
     await sampler.close()
@@ -113,7 +114,7 @@ async def test_requests_that_wait_for_a_restart_wait_for_a_whole_model_too(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Such a policy is read a piece at a time, here after another one."""
-    sampler = LocalSampler(options(tiny_model, lora_rank=0), max_queue=4)
+    sampler = LocalSampler(options(tiny_model, lora_rank=0), max_queue=4, launcher=FastLauncher())
     await sampler.start()
     for version in (1, 2):
         await sampler.publish(version, policy_in(save_tiny_model(tmp_path_factory.mktemp("policy"), seed=version)))
@@ -155,7 +156,7 @@ async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSample
 @pytest.mark.more
 async def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
-    sampler = LocalSampler(options(tmp_path), max_queue=4)
+    sampler = LocalSampler(options(tmp_path), max_queue=4, launcher=FastLauncher())
     with pytest.raises(EngineUnavailable, match="GPT2LMHeadModel"):
         await sampler.start()
     await sampler.close()
@@ -163,7 +164,7 @@ async def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path
 
 @pytest.mark.more
 async def test_a_worker_that_is_killed_while_it_loads_is_said_with_the_signal(tiny_model: Path) -> None:
-    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    sampler = LocalSampler(options(tiny_model), max_queue=4, launcher=FastLauncher())
     starting = asyncio.create_task(sampler.start())
     others = {process.pid for process in multiprocessing.active_children()}
     await until(lambda: {process.pid for process in multiprocessing.active_children()} - others)
@@ -179,7 +180,7 @@ async def test_a_worker_that_is_killed_while_it_loads_is_said_with_the_signal(ti
 async def test_a_worker_that_crashes_leaves_the_signal_and_the_place_in_the_log(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tiny_model: Path
 ) -> None:
-    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    sampler = LocalSampler(options(tiny_model), max_queue=4, launcher=FastLauncher())
     await sampler.start()
     running = asyncio.create_task(collect(sampler, request(500)))
     await until(lambda: sampler.stats().active == 1)
@@ -195,7 +196,7 @@ async def test_a_worker_that_crashes_leaves_the_signal_and_the_place_in_the_log(
 
 @pytest.mark.more
 async def test_requests_that_wait_for_a_restart_end_when_the_server_does(tiny_model: Path) -> None:
-    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    sampler = LocalSampler(options(tiny_model), max_queue=4, launcher=FastLauncher())
     await sampler.start()
     assert sampler.worker_pid is not None
     os.kill(sampler.worker_pid, signal.SIGKILL)
@@ -242,7 +243,7 @@ async def test_an_adapter_that_is_gone_after_a_restart_gives_way_to_the_one_befo
 @pytest.mark.more
 async def test_a_worker_that_keeps_dying_is_said_and_comes_back(tiny_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
-    sampler = LocalSampler(options(folder), max_queue=4)
+    sampler = LocalSampler(options(folder), max_queue=4, launcher=FastLauncher())
     sampler._worker.max_quick_deaths = 1
     sampler._worker.max_pause = 0.1
     await sampler.start()

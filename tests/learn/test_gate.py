@@ -18,6 +18,7 @@ from openclaw_rl.learn.gate import MAX_ANSWER_TOKENS, MAX_CONCURRENT, Gate, Item
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Priority, SampleRequest
 from support.fakes import ScriptedSampler
+from support.rank_processes import FastLauncher
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ async def test_an_engine_with_a_short_queue_examines_any_number_of_prompts(
     renderer: ChatRenderer, tiny_model: Path
 ) -> None:
     options = WorkerOptions(tiny_model, "cpu", "float32", 2, None, 0.05, 2, 4)
-    sampler = LocalSampler(options, max_queue=0)
+    sampler = LocalSampler(options, max_queue=0, launcher=FastLauncher())
     await sampler.start()
     try:
         assert await Gate([item(max_words=MAX_ANSWER_TOKENS)] * 5, 0.0, sampler, renderer).examine(0) == 1.0

@@ -30,6 +30,7 @@ from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler
 from support.process_stats import children
+from support.rank_processes import FastLauncher
 
 #: Every sampler samples this many sequences at the same time, queues the same number, and holds this many policy
 #: versions besides the base model.
@@ -100,7 +101,7 @@ class LocalHarness(SamplerHarness):
 
     def make(self) -> Sampler:
         options = WorkerOptions(self.model, "cpu", "float32", MAX_SEQUENCES, None, 0.05, POLICIES, 4, pack_weights="on")
-        return LocalSampler(options, MAX_QUEUE)
+        return LocalSampler(options, MAX_QUEUE, FastLauncher())
 
     def kill(self) -> None:
         assert isinstance(self.sampler, LocalSampler)

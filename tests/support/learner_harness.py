@@ -59,7 +59,9 @@ class LocalLearnerHarness(LearnerHarness):
 
     def make(self) -> Learner:
         # Dropout and two epochs: the source of randomness is part of the state.
-        return LocalLearner(options(model=self.model, dropout=0.2, training=replace(SETTINGS, epochs=2)))
+        return LocalLearner(
+            options(model=self.model, dropout=0.2, training=replace(SETTINGS, epochs=2)), launcher=FastLauncher()
+        )
 
     def set_max_kl(self, most: float) -> None:
         self.learner.settings = replace(SETTINGS, epochs=2, max_kl=most)

@@ -18,6 +18,7 @@ from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer
 from support.harness import MODEL, wait_for
+from support.rank_processes import FastLauncher
 
 #: Sequences that are sampled at the same time, and policies beside the base model.
 MAX_SEQUENCES, POLICIES = 8, 2
@@ -28,7 +29,7 @@ class LocalBench:
 
     def __init__(self, model: Path, run: Path) -> None:
         options = WorkerOptions(model, "cpu", "float32", MAX_SEQUENCES, None, 0.05, POLICIES, 4)
-        self.sampler = LocalSampler(options, max_queue=32)
+        self.sampler = LocalSampler(options, max_queue=32, launcher=FastLauncher())
         self.renderer = ChatRenderer(model)
         self.ledger = Ledger(run)
         self.run_dir, self.url = run, ""
