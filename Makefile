@@ -12,6 +12,8 @@ SOAK_SECONDS ?= 600
 CHAOS ?=
 # Further arguments of pytest in `make test`.
 REPORT ?=
+# Tests start hundreds of processes. Without it each would compile the whole source again.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 # Not silent: the first installation takes minutes, and a user should see that it goes on.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt

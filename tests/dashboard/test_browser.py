@@ -15,13 +15,14 @@ import pytest
 from openclaw_rl.cli import main
 from openclaw_rl.evals.page import write_page
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
+from support.browsing import needs_browser
 from support.judged_run import a_report, fill, write_metrics
 from support.records import Book
 from support.trials import learning
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt install chromium")
+pytestmark = needs_browser
 WORD = "<script>alert(1)</script></style> 🦞"
 
 

@@ -18,6 +18,7 @@ from openclaw_rl.api.auth import ANYONE
 from openclaw_rl.ledger import notes, practices
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.types import PracticeState
+from support.browsing import needs_browser
 from support.live_page import ALICE, LivePage, live_page
 from support.lively_run import LOOKED, HalfWay, fill_page
 from support.practice import begin
@@ -26,10 +27,7 @@ from support.server_program import SERVE, Program, serving
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt install chromium"),
-    pytest.mark.skipif("OPENCLAW_RL_BROWSER" not in os.environ, reason="make test-browser runs them"),
-]
+pytestmark = needs_browser
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)> \x1b[31m \u202eabc " + "א" * 50
 VIEWS = (
     *("", "sessions", "sessions/1", "notes", "learning", "learning/12", "environments"),

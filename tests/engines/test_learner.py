@@ -46,7 +46,7 @@ def sequences(in_process: InProcessLearner) -> list[TrainingSequence]:
 @pytest.fixture(scope="module")
 def large(in_process: InProcessLearner) -> list[TrainingSequence]:
     """A batch that takes seconds."""
-    return batch(in_process, count=2000)
+    return batch(in_process, count=100) * 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -141,7 +141,10 @@ def test_a_crash_while_a_verdict_is_stored_leaves_neither_verdict_nor_note(
 def test_a_user_has_a_bounded_number_of_notes(book: Book) -> None:
     pinned = book.change(notes.add, "me", "I am pinned.")
     book.change(lambda db: notes.edit(db, pinned.number, pinned=True))
-    for number in range(notes.MAX_NOTES + 3):
+    # A judged turn for each would take ten seconds.
+    most = [("me", f"Wish {number}.", f"topic {number}", None, 0.0) for number in range(notes.MAX_NOTES - 3)]
+    book.change(lambda db: [notes._insert(db, *one) for one in most])
+    for number in range(notes.MAX_NOTES - 3, notes.MAX_NOTES + 3):
         judge(book, Wish(f"Wish {number}.", f"topic {number}", lasting=True))
     left = texts(book)
     assert len(left) == notes.MAX_NOTES

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end, with tiny sizes: the quick ones in `make test`, all by `make test-benchmarks`."""
+"""Every benchmark runs to its end, with tiny sizes: the quickest in `make test`, all by `make test-benchmarks`."""
 
 import os
 import subprocess
@@ -10,7 +10,9 @@ import pytest
 from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
-QUICK = ["freeze", "ledger", "scale", "serving", "wish_weights"]
+QUICK = ["ledger", "scale"]
+#: Left to `make test-more`.
+MORE = ["freeze", "serving", "wish_weights"]
 SLOWER = [
     "constrained",
     "engines",
@@ -37,10 +39,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_benchmark_is_run_here() -> None:
-    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*QUICK, *SLOWER, *HELPERS}
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*QUICK, *MORE, *SLOWER, *HELPERS}
 
 
-@pytest.mark.parametrize("script", [*QUICK, *(pytest.param(name, marks=slow) for name in SLOWER)])
+@pytest.mark.parametrize(
+    "script",
+    [
+        *QUICK,
+        *(pytest.param(name, marks=pytest.mark.more) for name in MORE),
+        *(pytest.param(name, marks=slow) for name in SLOWER),
+    ],
+)
 def test_a_benchmark_runs_to_its_end(script: str, model: Path) -> None:
     environment = {**os.environ, "BENCH_SMOKE": "1", "BENCH_MODEL": str(model)}
     command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py")]

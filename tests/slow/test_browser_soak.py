@@ -17,10 +17,7 @@ from support.policies import attempt, says
 from support.process_stats import open_files, threads
 from support.web_pages import oracle
 
-pytestmark = [
-    needs_browser,
-    pytest.mark.skipif("OPENCLAW_RL_BROWSER" not in os.environ, reason="make test-browser runs it"),
-]
+pytestmark = needs_browser
 EPISODES, ROUNDS, PARALLEL = 200, 5, 4
 #: What may be added after the first round, by caches and by the allocator.
 MAX_GROWTH_MIB, MAX_MORE_PROCESSES, MAX_MORE_FILES = 120, 2, 4

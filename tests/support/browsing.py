@@ -20,9 +20,10 @@ from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, Scene
 from support.process_stats import PAGE_BYTES
 
 HAS_CHROMIUM = bool(os.environ.get("CHROMIUM") or any(map(shutil.which, NAMES)))
+#: The packages of these tests are not among those of `make test`, which is to do the same everywhere.
 needs_browser = pytest.mark.skipif(
-    importlib.util.find_spec("playwright") is None or not HAS_CHROMIUM,
-    reason="there is no Playwright or no Chromium: make test-browser, apt install chromium",
+    "OPENCLAW_RL_BROWSER" not in os.environ or importlib.util.find_spec("playwright") is None or not HAS_CHROMIUM,
+    reason="make test-browser runs it, where there is a Chromium: apt install chromium",
 )
 
 
