@@ -65,14 +65,14 @@ class SessionsUntil:
         return f"{self.mean:.1f}{between}"
 
 
-def proportion(passes: Sequence[bool], confidence: float = CONFIDENCE) -> Interval:
+def proportion(passes: Sequence[bool]) -> Interval:
     """The share of independent cases that passed, with Wilson's interval. Raises ValueError if there are none."""
     n = _size(passes)
     share = sum(passes) / n
-    return Interval(share, *_wilson(share, n, confidence), n)
+    return Interval(share, *_wilson(share, n), n)
 
 
-def proportion_of_trials(trials: Sequence[Marks], confidence: float = CONFIDENCE) -> Interval:
+def proportion_of_trials(trials: Sequence[Marks]) -> Interval:
     """The share that passed, where all trials ask the same questions and may repeat some.
 
     Answers to one question are correlated, and so are the answers of one trial. The interval is therefore Wilson's
@@ -87,10 +87,10 @@ def proportion_of_trials(trials: Sequence[Marks], confidence: float = CONFIDENCE
     passes = [passed for marks in trials for _, passed in marks]
     n = _size(passes)
     share = sum(passes) / n
-    return Interval(share, *_wilson(share, _effective_size(trials, n, sum(passes)), confidence), n)
+    return Interval(share, *_wilson(share, _effective_size(trials, n, sum(passes))), n)
 
 
-def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Student's interval of the mean. Raises ValueError if there are no values or one is not finite.
 
     None if the values show no variance: a single value, or all the same. Assumes that they are roughly normally
@@ -100,11 +100,11 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
     if len(set(values)) == 1:
         return None
     centre = fmean(values)
-    half = _student(n - 1, confidence) * stdev(values) / math.sqrt(n)
+    half = _student(n - 1) * stdev(values) / math.sqrt(n)
     return centre - half, centre + half
 
 
-def compare_passes(before: Sequence[bool], after: Sequence[bool], confidence: float = CONFIDENCE) -> Difference:
+def compare_passes(before: Sequence[bool], after: Sequence[bool]) -> Difference:
     """The difference of two shares on the same cases. Raises ValueError if they are not paired or there are none.
 
     Uses McNemar's exact test and Newcombe's interval for paired shares (1998, method 10), which has a width even if no
@@ -114,8 +114,8 @@ def compare_passes(before: Sequence[bool], after: Sequence[bool], confidence: fl
         raise ValueError(f"Paired results must be equal in number, not {len(before)} and {len(after)}.")
     n = _size(before)
     old, new = sum(before) / n, sum(after) / n
-    old_low, old_high = _wilson(old, n, confidence)
-    new_low, new_high = _wilson(new, n, confidence)
+    old_low, old_high = _wilson(old, n)
+    new_low, new_high = _wilson(new, n)
     pairs = Counter(zip(map(bool, before), map(bool, after), strict=True))
     correlation = _correlation(pairs)
     low = new - old - _reach(new - new_low, old_high - old, correlation)
@@ -174,12 +174,12 @@ def _reach(one: float, other: float, correlation: float) -> float:
 
 
 @cache
-def _student(freedom: int, confidence: float) -> float:
+def _student(freedom: int) -> float:
     """The two-sided critical value of Student's t."""
     low, high = 0.0, math.pi / 2
     # The probability between -t and t grows with the angle atan(t / √freedom). It ends at the precision of a float.
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
     return math.tan(low) * math.sqrt(freedom)
 
 
@@ -195,9 +195,9 @@ def _within(angle: float, freedom: int) -> float:
     return (angle + sine * total) * 2 / math.pi if odd else sine * total
 
 
-def _wilson(share: float, n: float, confidence: float) -> tuple[float, float]:
+def _wilson(share: float, n: float) -> tuple[float, float]:
     """Wilson's interval of a share of `n` independent answers."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     # Rounding must not move the share outside.

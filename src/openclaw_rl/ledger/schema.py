@@ -170,8 +170,8 @@ def prepare_to_write(connection: sqlite3.Connection, folder: Path) -> None:
 def create_tables(connection: sqlite3.Connection) -> None:
     """Make an empty database a ledger. No other program sees it before it is complete."""
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.executescript(TABLES)
-    connection.execute(f"PRAGMA user_version = {VERSION}")
+    # In one transaction: each waits for the disk.
+    connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
 
 
 TABLES = """

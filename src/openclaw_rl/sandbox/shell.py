@@ -5,7 +5,6 @@ import contextlib
 import os
 import shlex
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -70,18 +69,10 @@ class Shell:
     What a command does to its own shell can only spoil later outputs: outcomes have to be read from the folder.
     """
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        folder: Path,
-        *,
-        memory_mib: int = 512,
-        readable: Sequence[Path] = (),
-        network: bool = False,
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, folder: Path, *, memory_mib: int = 512, network: bool = False) -> None:
         self.sandbox = sandbox
         self.folder = folder
-        self._limits = (memory_mib, tuple(readable), network)
+        self._limits = (memory_mib, network)
         self._directory = str(folder)
         self._scratch: Path | None = None
         self._allowance: Allowance | None = None
@@ -122,10 +113,8 @@ class Shell:
     async def _start(self) -> asyncio.subprocess.Process:
         self._scratch = self._scratch or new_scratch_folder()
         give_folder(self.folder)
-        memory_mib, readable, network = self._limits
-        self._allowance = Allowance(
-            self.folder, self._scratch, SHELL_CPU_SECONDS, memory_mib, readable, network, new_name()
-        )
+        memory_mib, network = self._limits
+        self._allowance = Allowance(self.folder, self._scratch, SHELL_CPU_SECONDS, memory_mib, (), network, new_name())
         self._process = process = await start_process(
             *self.sandbox.command_line(BASH, self._allowance),
             stdin=asyncio.subprocess.PIPE,

@@ -75,9 +75,8 @@ def new_tag(random: Random) -> TerminalDraft:
     return TerminalDraft(question, f"git tag {name}", others(random), {}, INIT, [right, commits(1, kept=True)])
 
 
-def last_message(message: str, revision: str = "main", *, kept: bool = False) -> dict[str, Any]:
-    about = f"The last commit of {revision} must have the message {message}"
-    return check(about, [message], f"log -1 --format=%s {revision}", kept=kept)
+def last_message(message: str) -> dict[str, Any]:
+    return check(f"The last commit of main must have the message {message}", [message], "log -1 --format=%s main")
 
 
 def commit_all(random: Random) -> TerminalDraft:
