@@ -27,6 +27,7 @@ from support.server_program import SECONDS, SERVE, Program, serving, until
 
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "2", "--lora-rank", "4")
 FAST = ("--learning-rate", "1e-3", "--max-kl", "100", "--kv-cache-gib", "0.1", "--max-staleness", "1000")
+ROUNDS = 2
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
 
 
@@ -309,12 +310,10 @@ def test_likeliest_tokens_are_distilled_under_hints_and_recorded(tiny_model: Pat
     assert 1 not in kept
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.more)])
-def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(
-    tiny_model: Path, tmp_path: Path, rounds: int
-) -> None:
+@pytest.mark.more
+def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(tiny_model: Path, tmp_path: Path) -> None:
     draw = random.Random(5)
-    for _round in range(rounds):
+    for _round in range(ROUNDS):
         with learning(tiny_model, tmp_path) as program:
             served = version(program)
             latest = Checkpoints(tmp_path / "checkpoints", 3).latest()
@@ -326,7 +325,7 @@ def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(
             program.process.kill()
             program.process.wait()
     with learning(tiny_model, tmp_path) as program:
-        judged = 4 * rounds
+        judged = 4 * ROUNDS
         until(lambda: states(tmp_path)["applied"] == judged, program)
         until(lambda: "judged turns that a step needs" in status(tmp_path)["learner"], program)
         program.process.terminate()
