@@ -51,6 +51,7 @@ async def serving(model: Path, run_dir: Path, **given: Any) -> AsyncIterator[htt
         "learning_rate": 1e-3,
         "max_kl": 100.0,
         "tinker_stream_chunk": 4,
+        "guard": False,  # its many answers take seconds on the double
         "proxy_port": 0,
     }
     config = load({**flags, **given}, {}).config
