@@ -47,7 +47,8 @@ class Recording(Bench):
         """Forget everything, so that tests can share a server."""
         with sqlite3.connect(self.db.execute("PRAGMA database_list").fetchone()["file"]) as db:
             # The first row of the changes belongs to an empty ledger.
-            for (table,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name != 'changes'").fetchall():
+            tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name != 'changes'"
+            for (table,) in db.execute(tables).fetchall():
                 db.execute(f"DELETE FROM {table}")
         db.close()
         self.ledger._sequences.__init__(1 << 20)
