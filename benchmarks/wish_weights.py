@@ -13,7 +13,6 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +34,6 @@ PENALTY = 3.0
 #: A word that fewer messages have gets no weight, and neither does one whose weight would be smaller.
 LEAST_MESSAGES, LEAST_WEIGHT = 4, 0.15
 STEPS = sized(300, 5)
-#: Of each set.
-CASES = sized(100_000, 40)
 FOLDS = sized(8, 2)
 #: Circumstances and signals that the sets have too seldom. Their weights are set by hand.
 BY_HAND = {"quotes_answer": 2.0, "answers_question": -0.5, "where_is": 3.0}
@@ -54,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the weights into the phrase file")
     arguments = parser.parse_args()
-    cases = [case for name in SETS for case in islice(read_cases(ROOT / "tests/judge" / name), CASES)]
+    cases = [case for name in SETS for case in read_cases(ROOT / "tests/judge" / name)]
     counts = Counter(name for case in cases for name in case.found)
     signals = [name for name in scale().weights if name in signal_names() and name not in BY_HAND]
     names = [*signals, *(word for word, n in counts.items() if n >= LEAST_MESSAGES and word not in signal_names())]
