@@ -199,7 +199,7 @@ class LearnLoop:
 
         A lost step is not taken back: it is made again before anything else.
         """
-        if self.phase is Phase.TRAINING and self.steps.method is self.steps.practice and not self.line.lost:
+        if self.phase is Phase.TRAINING and self.steps.is_practising and not self.line.lost:
             self.stop_step()
 
     async def finish(self) -> None:

@@ -127,6 +127,8 @@ class StepRunner:
         self.practice = PracticeMethod(method.options)
         self.method: Method = method
         """That of the step that is being made."""
+        self.is_practising = False
+        """Whether that step is one on practised answers."""
         self.max_staleness = max_staleness
         self.reporter = reporter
         self.gate = gate
@@ -158,7 +160,8 @@ class StepRunner:
         else:
             needs_good = self.guard is not None and self.guard.is_cautious
             numbers = await self.ledger.write(training.claim, count, self.line.step, self.max_staleness, needs_good)
-        self.method = self.practice if self.ledger.read(is_practised, numbers) else self.from_feedback
+        self.is_practising = self.ledger.read(is_practised, numbers)
+        self.method = self.practice if self.is_practising else self.from_feedback
         turns = await load_with_signal(self.ledger, self.method, numbers)
         # If some turns were stale or had no signal, the others wait for a full batch.
         report = await self._try(turns) if len(turns) >= count else None
