@@ -68,6 +68,7 @@ def distribution(logits: Tensor, params: SamplingParams) -> tuple[np.ndarray, fl
 
 
 @given(vocabularies, st.integers(0, 1000), truncations)
+@settings(max_examples=150)
 def test_a_sweep_of_the_uniform_reproduces_the_distribution(vocabulary: int, seed: int, params: SamplingParams) -> None:
     logits = random_logits(vocabulary, seed)
     expected, margin = distribution(logits, params)
@@ -118,6 +119,7 @@ batches = st.lists(st.tuples(st.integers(0, 1000), parameters, uniforms), min_si
 
 
 @given(batches, vocabularies, st.sampled_from((3.0, 0.01)))
+@settings(max_examples=150)
 def test_a_row_draws_the_same_alone_and_in_any_batch(rows: list[Row], vocabulary: int, scale: float) -> None:
     logits = [random_logits(vocabulary, seed, scale) for seed, _, _ in rows]
     together = draw_rows(logits, rows)

@@ -84,6 +84,7 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 @every_tokenizer
 @given(data=st.data(), at_once=st.integers(1, 20))
+@settings(max_examples=300)
 def test_pieces_join_to_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject, at_once: int) -> None:
     ids = data.draw(ids_of(tokenizer))
     assert "".join(stream(tokenizer, ids, at_once)) == decode(tokenizer, ids)
@@ -98,6 +99,7 @@ def test_no_piece_of_well_formed_text_holds_half_a_character(tokenizer: Tokenize
 
 
 @given(data=st.data(), at_once=st.integers(1, 20))
+@settings(max_examples=200)
 def test_byte_level_holds_back_the_last_character_at_most(data: st.DataObject, at_once: int) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     ids = data.draw(ids_of(tokenizer))

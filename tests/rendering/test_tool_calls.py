@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.rendering.tool_calls import (
@@ -88,6 +88,7 @@ fragments = st.lists(st.sampled_from(TAGS + SIGNS + CALLS), max_size=12).map("".
 
 @pytest.mark.parametrize("make", PARSERS.values(), ids=PARSERS.keys())
 @given(response=fragments, at=cuts)
+@settings(max_examples=400)
 def test_cutting_makes_no_difference(make: type[ToolParser], response: str, at: set[int]) -> None:
     whole = parse(make, [response])
     assert parse(make, cut(response, at)) == whole
@@ -96,6 +97,7 @@ def test_cutting_makes_no_difference(make: type[ToolParser], response: str, at: 
 
 @pytest.mark.parametrize("make", PARSERS.values(), ids=PARSERS.keys())
 @given(response=fragments)
+@settings(max_examples=300)
 def test_text_is_conserved(make: type[ToolParser], response: str) -> None:
     parsed = parse(make, response)
     texts = [item for item in parsed if isinstance(item, str)]
