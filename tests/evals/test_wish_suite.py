@@ -216,6 +216,23 @@ def test_the_command_measures_a_wish_with_a_server_of_its_own(
     assert table[2].startswith("| `chef` | tuning | 0.00 (")
 
 
+@pytest.mark.more
+def test_practice_is_measured_with_a_server_for_each_wish(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "wishes"
+    line = ["wishes", "--practise", "--questions", "2", "--out", str(out), "--model-name", str(tiny_model)]
+    assert main([*line, "chef", "--", "--kv-cache-gib", "0.2", "--no-guard"]) == 0
+    # The tiny model cannot keep a wish, so it is not practised, and its notes say so.
+    assert "a larger model may" in " ".join(capsys.readouterr().out.split())
+    (chef,) = json.loads((out / "results.json").read_text())["wishes"]
+    assert list(chef["exams"]) == ["before", "one correction", "two corrections", "practised"]
+    (practice,) = chef["practices"]
+    assert (practice["state"], practice["made"]) == ("stopped", 0)
+    assert practice["reason"].endswith("answers; a larger model may")
+    assert (out / "chef").is_dir()
+
+
 def check_measured(measured: dict[str, Any]) -> None:
     """The tiny model keeps no wish, so each answer is corrected, and no row of sessions comes about."""
     assert list(measured["exams"]) == list(EXAMS)

@@ -8,7 +8,7 @@ from typing import Any
 from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
 
-DOC = "measure how well and how soon a model keeps what people wish, by notes and corrections"
+DOC = "measure how well and how soon a model keeps what people wish, by notes, corrections and practice"
 
 
 def add(commands: Any) -> None:

@@ -7,7 +7,7 @@ import itertools
 import json
 import secrets
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,31 @@ def raising_first() -> Iterator[None]:
         raise first(errors) from None
 
 
+#: Measures a wish, and says meanwhile what it does.
+Measure = Callable[[EvalWish, Callable[[str], None]], Awaitable[WishOutcome]]
+
+
+async def measure_each(
+    wishes: Sequence[EvalWish], at_once: int, outcomes: list[WishOutcome], console: Console, measure: Measure
+) -> None:
+    """Append the outcome of each wish when it is done, `at_once` at a time. Raises ServerFailed or ServerError."""
+    slots = asyncio.Semaphore(at_once)
+    with progress_bar(console) as bar:
+        shown = bar.add_task("wishes", total=len(wishes), note="")
+        print_without_bar(console, f"Wishes: {len(wishes)}. Ctrl-C stops and keeps those that are done.")
+
+        async def one(wish: EvalWish) -> None:
+            async with slots:
+                outcome = await measure(wish, lambda what: bar.update(shown, note=what))
+            outcomes.append(outcome)
+            bar.advance(shown)
+            print_without_bar(console, line(outcome))
+
+        async with asyncio.TaskGroup() as tasks:
+            for wish in wishes:
+                tasks.create_task(one(wish))
+
+
 async def measure_all(
     wishes: Sequence[EvalWish],
     plan: ExamPlan,
@@ -110,33 +135,20 @@ async def measure_all(
     outcomes: list[WishOutcome],
     console: Console,
 ) -> None:
-    """Append the outcome of each wish when it is done, `at_once` at a time. Raises ServerFailed or ServerError."""
+    """Measure what notes and corrections do. One server is enough, because nothing is trained."""
     owners = [WATCHER, *(owner(wish, person) for wish in wishes for person in PEOPLE)]
     keys = {name: secrets.token_hex(16) for name in owners}
     given = ",".join(f"{name}={key}" for name, key in keys.items())
-    slots = asyncio.Semaphore(at_once)
-    with progress_bar(console) as bar:
-        shown = bar.add_task("wishes", total=len(wishes), note="starting a server")
-        print_without_bar(console, f"Wishes: {len(wishes)}. Ctrl-C stops and keeps those that are done.")
-        async with run_server(run_dir, *flags, "--api-key", given, key=keys[WATCHER]) as server:
+    console.print("Starting a server …")
+    async with run_server(run_dir, *flags, "--api-key", given, key=keys[WATCHER]) as server:
 
-            async def one(wish: EvalWish) -> None:
-                async with slots, contextlib.AsyncExitStack() as stack:
-                    people = {
-                        person: await stack.enter_async_context(
-                            Chat(server.url, key=keys[owner(wish, person)], local=True)
-                        )
-                        for person in PEOPLE
-                    }
-                    measurement = WishMeasurement(wish, server, people, plan, lambda what: bar.update(shown, note=what))
-                    outcome = await measurement.run()
-                outcomes.append(outcome)
-                bar.advance(shown)
-                print_without_bar(console, line(outcome))
+        async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
+            async with contextlib.AsyncExitStack() as stack:
+                chats = [Chat(server.url, key=keys[owner(wish, person)], local=True) for person in PEOPLE]
+                people = [await stack.enter_async_context(chat) for chat in chats]
+                return await WishMeasurement(wish, server, dict(zip(PEOPLE, people, strict=True)), plan, advance).run()
 
-            async with asyncio.TaskGroup() as tasks:
-                for wish in wishes:
-                    tasks.create_task(one(wish))
+        await measure_each(wishes, at_once, outcomes, console, measure)
 
 
 async def measure_practised(
@@ -148,24 +160,15 @@ async def measure_practised(
     outcomes: list[WishOutcome],
     console: Console,
 ) -> None:
-    """The same after practice. Each wish has a server of its own, because practice changes the policy for all."""
-    slots = asyncio.Semaphore(at_once)
-    with progress_bar(console) as bar:
-        shown = bar.add_task("wishes", total=len(wishes), note="starting servers")
-        print_without_bar(console, f"Wishes: {len(wishes)}. Ctrl-C stops and keeps those that are done.")
+    """Measure what practice does. Each wish has a server of its own, because practice changes the policy for all."""
 
-        async def one(wish: EvalWish) -> None:
-            async with slots, run_server(out / wish.name, *flags) as server, Chat(server.url, local=True) as chat:
-                people = dict.fromkeys(PEOPLE, chat)
-                measurement = WishMeasurement(wish, server, people, plan, lambda what: bar.update(shown, note=what))
-                outcome = await measurement.run_with_practice()
-            outcomes.append(outcome)
-            bar.advance(shown)
-            print_without_bar(console, line(outcome))
+    async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
+        advance(f"{wish.name}: starting a server")
+        async with run_server(out / wish.name, *flags) as server, Chat(server.url, local=True) as chat:
+            people = dict.fromkeys(PEOPLE, chat)
+            return await WishMeasurement(wish, server, people, plan, advance).run_with_practice()
 
-        async with asyncio.TaskGroup() as tasks:
-            for wish in wishes:
-                tasks.create_task(one(wish))
+    await measure_each(wishes, at_once, outcomes, console, measure)
 
 
 def owner(wish: EvalWish, person: str) -> str:
