@@ -122,6 +122,9 @@ class ServerDouble:
             self._server = None
 
     async def _note_connection(self, request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        if self._server is None:
+            # Accepted while the server stopped, so not among the connections that were broken off.
+            return Response(status_code=503, headers={"connection": "close"})
         assert request.client is not None
         self.client_ports.add(request.client.port)
         if self.on_reload is not None and request.url.path == "/collective_rpc":
