@@ -188,7 +188,7 @@ lint: $(VENV)/.installed-dev ## check style and types
 
 bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
 	@export OPENCLAW_RL_VLLM=$(wildcard $(abspath $(VLLM))/bin/python); \
-	for part in serving freeze sampling engines ledger judge learning ranks rank_scaling topk sharing swapping environments first_answers live; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	for part in serving freeze sampling engines ledger judge learning ranks topk sharing swapping environments live; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## update the lists of options
 	@$(BIN)/python docs/generate.py
