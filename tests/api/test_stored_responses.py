@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger import sessions, tokens, turns, verdicts
+from openclaw_rl.ledger import packing, sessions, turns, verdicts
 from openclaw_rl.types import (
     Feedback,
     HeardWishes,
@@ -202,7 +202,7 @@ def test_a_turn_that_shares_tokens_with_a_deleted_one_keeps_them(bench: Recordin
     after = {turn.completion: (turn.prompt_ids, [m["content"] for m in turn.messages]) for turn in bench.turns()}
     assert after[other.id] == (before[other.id], ["hello", "hello world", "left again"])
     (number,) = turns.turns_of(bench.db, "alice", other.id)
-    kept, _length = tokens.sequence(bench.db, number)
+    kept, _length = packing.sequence(bench.db, number)
     assert kept[: len(before[other.id])] == before[other.id]
 
 

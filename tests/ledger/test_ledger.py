@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import episodes, pages, schema, sessions, tokens, training, turns
+from openclaw_rl.ledger import episodes, packing, pages, schema, sessions, training, turns
 from openclaw_rl.ledger.errors import CannotJudge, LedgerUnusable, NewerLedger, UnknownTurn
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, connect
@@ -173,9 +173,9 @@ def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) ->
 
     numbers = shared.change(record)
     for number, ids, length, (_base, _keep, added, response) in zip(numbers, whole, lengths, tree, strict=True):
-        assert tokens.sequence(shared.db, number) == (ids, length)
+        assert packing.sequence(shared.db, number) == (ids, length)
         assert shared.ledger.sequence(number) == ids
-        assert shared.ledger.read(tokens.response, number) == response
+        assert shared.ledger.read(packing.response, number) == response
         stored = shared.read(number)
         assert (stored.prompt_ids, stored.response_ids) == (ids[:length], response)
         held = "SELECT length(added) + length(response) FROM turns WHERE number = ?"
@@ -270,7 +270,7 @@ def test_a_turn_that_is_not_there_cannot_be_moved_or_followed(book: Book) -> Non
         book.change(turns.set_next_state, 99, CAME)
 
 
-@pytest.mark.parametrize("look", [tokens.sequence, tokens.response, turns.request])
+@pytest.mark.parametrize("look", [packing.sequence, packing.response, turns.request])
 def test_looking_up_a_turn_that_was_forgotten_meanwhile_fails_as_the_ledger_fails(
     book: Book, look: Callable[[sqlite3.Connection, int], Any]
 ) -> None:

@@ -13,9 +13,9 @@ import pytest
 from openclaw_rl.ledger import deletion, notes, turns, verdicts
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.note_outcomes import LEVEL, MARGIN, RECENT_OUTCOMES, does_without
+from openclaw_rl.ledger.packing import sequence_without_notes
 from openclaw_rl.ledger.pages import session_summaries
 from openclaw_rl.ledger.schema import FILE, open_ledger, transaction
-from openclaw_rl.ledger.tokens import sequence_without_notes
 from openclaw_rl.types import (
     ConversationNote,
     HeardWishes,

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CannotDelete
-from openclaw_rl.ledger.packing import known, unpack_messages
+from openclaw_rl.ledger.packing import known, packed_sequence, unpack_messages
 from openclaw_rl.ledger.practices import sessions_practised_for, sessions_practised_from
 from openclaw_rl.ledger.schema import transaction
 from openclaw_rl.ledger.sessions import move
-from openclaw_rl.ledger.tokens import packed_sequence
 from openclaw_rl.ledger.turns import turns_of
 from openclaw_rl.rendering.clients import message_words
 from openclaw_rl.types import State

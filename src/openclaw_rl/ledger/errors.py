@@ -91,15 +91,6 @@ class NewerLedger(LedgerUnusable):
 
 
 @contextlib.contextmanager
-def damage(turn: int) -> Iterator[None]:
-    """Raise DamagedTurn where the record of a turn, which is unpacked inside, is not what was written."""
-    try:
-        yield
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise DamagedTurn(turn, f"what is stored of it cannot be read ({error})") from error
-
-
-@contextlib.contextmanager
 def sqlite_errors_as_sentences(folder: Path) -> Iterator[None]:
     """Raise LedgerUnusable where SQLite fails with the ledger in this folder."""
     try:

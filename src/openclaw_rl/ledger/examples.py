@@ -9,8 +9,8 @@ import re
 import sqlite3
 import time
 
-from openclaw_rl.ledger.errors import DamagedTurn, damage
-from openclaw_rl.ledger.packing import known, unpack_message, whole_text
+from openclaw_rl.ledger.errors import DamagedTurn
+from openclaw_rl.ledger.packing import damage, known, unpack_message, whole_text
 from openclaw_rl.ledger.sessions import load_messages
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.clients import is_passing, message_words

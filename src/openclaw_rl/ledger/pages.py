@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.ledger import episodes, notes, verdicts
-from openclaw_rl.ledger.errors import DamagedTurn, damage
-from openclaw_rl.ledger.packing import known, unpack_message, unpack_messages, whole_text
+from openclaw_rl.ledger.errors import DamagedTurn
+from openclaw_rl.ledger.packing import damage, known, unpack_message, unpack_messages, whole_text
 from openclaw_rl.ledger.sessions import PRACTISED, read_message
 from openclaw_rl.ledger.training import metrics_of
 from openclaw_rl.ledger.turns import SESSION

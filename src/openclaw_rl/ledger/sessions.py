@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn, damage
-from openclaw_rl.ledger.packing import common_prefix, known, pack_json, unpack_message
+from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn
+from openclaw_rl.ledger.packing import common_prefix, damage, known, pack_json, unpack_message
 from openclaw_rl.types import SessionKey, State, TurnKind
 
 #: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.

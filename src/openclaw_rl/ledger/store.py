@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from openclaw_rl.ledger import tokens, turns
+from openclaw_rl.ledger import packing, turns
 from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
 from openclaw_rl.ledger.schema import FILE, connect, create, prepare_to_write, snapshot, transaction
@@ -263,7 +263,7 @@ class Ledger:
         """A turn's tokens: prompt and response. Raises UnknownTurn, DamagedTurn and CaptureSuspended."""
         sequence = self._sequences.get(turn)
         if sequence is None:
-            sequence, _prompt_length = self.read(tokens.sequence, turn)
+            sequence, _prompt_length = self.read(packing.sequence, turn)
             self._sequences.put(turn, sequence)
         return sequence
 

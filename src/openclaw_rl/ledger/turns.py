@@ -9,14 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from openclaw_rl.ledger import episodes, examples, notes, verdicts
-from openclaw_rl.ledger.errors import CannotJudge, DamagedTurn, UnknownTurn, damage
+from openclaw_rl.ledger.errors import CannotJudge, DamagedTurn, UnknownTurn
 from openclaw_rl.ledger.packing import (
+    damage,
     known,
     pack_flags,
     pack_floats,
     pack_ids,
     pack_json,
     pack_top,
+    prompt_without_notes,
+    sequence,
     unpack_flags,
     unpack_floats,
     unpack_message,
@@ -35,7 +38,6 @@ from openclaw_rl.ledger.sessions import (
     open_session,
     store_messages,
 )
-from openclaw_rl.ledger.tokens import prompt_without_notes, sequence
 from openclaw_rl.types import (
     Counts,
     EpisodeMode,

@@ -9,8 +9,9 @@ from enum import StrEnum
 from statistics import fmean
 
 from openclaw_rl.ledger import notes
-from openclaw_rl.ledger.errors import DamagedTurn, damage
+from openclaw_rl.ledger.errors import DamagedTurn
 from openclaw_rl.ledger.packing import (
+    damage,
     known,
     pack_floats,
     pack_json,

@@ -13,7 +13,7 @@ from openclaw_rl.api.capture.note_giver import NO_NOTES, NoteGiver, RequestNotes
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import TextRequest, TranslatedRequest
-from openclaw_rl.ledger import tokens, turns
+from openclaw_rl.ledger import packing, turns
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.store import Ledger
@@ -207,7 +207,7 @@ class PromptMaker:
         recorded = self.ledger.sequence(ancestor.number)
         without_notes = recorded
         if notes.began is not None:
-            without_notes = self.ledger.read(tokens.sequence_without_notes, ancestor.number)
+            without_notes = self.ledger.read(packing.sequence_without_notes, ancestor.number)
         turn.prompt, turn.continuation = self._continue(
             incoming, ancestor.depth, self._recorded(ancestor, without_notes)
         )
@@ -263,7 +263,7 @@ class PromptMaker:
 
         return history.RecordedTurn(
             ids=ids,
-            response=self.ledger.read(tokens.response, ancestor.number),
+            response=self.ledger.read(packing.response, ancestor.number),
             request=request,
-            earlier=lambda: self.ledger.read(tokens.earlier_responses, ancestor.number),
+            earlier=lambda: self.ledger.read(packing.earlier_responses, ancestor.number),
         )
