@@ -1,4 +1,4 @@
-"""Fits the weights with which the rules tell wishes for all answers from other messages (`judge/rules/weighing.py`).
+"""Fits the weights with which the rules tell wishes for all answers from other messages (`judge/rules/grammar.py`).
 
 Logistic regression with a penalty on large weights, on `lasting_wishes_tuning.jsonl` and `lasting_wishes_own.jsonl` of
 `tests/judge`. It prints what eight-fold cross-validation finds; with `--write` it puts the weights into the English
@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from common import machine, sized, table
 
-from openclaw_rl.judge.rules import weighing
-from openclaw_rl.judge.rules.grammar import all_grammars
+from openclaw_rl.judge.rules.grammar import LEAST, Scale, all_grammars
 from openclaw_rl.judge.rules.text import shorten, without_code
 from openclaw_rl.judge.rules.wishes import asks_for_document, weigh, without_material
 
@@ -61,7 +60,7 @@ def main() -> None:
     scores = torch.zeros_like(wished)
     for n in range(FOLDS):
         scores[fold == n] = given[fold == n] @ fit(given[fold != n], wished[fold != n], names)
-    accepted = scores > weighing.LEAST
+    accepted = scores > LEAST
     right, false = int(accepted[wished == 1].sum()), int(accepted[wished == 0].sum())
     weights = dict(zip(names, fit(given, wished, names).tolist(), strict=True)) | BY_HAND
     listed = sorted(weights.items(), key=lambda pair: -pair[1])
@@ -77,7 +76,7 @@ def signal_names() -> set[str]:
     return {*given["circumstances"], *(one["name"] for one in given["signals"])}
 
 
-def scale() -> weighing.Scale:
+def scale() -> Scale:
     """The English signals."""
     return next(grammar.scale for grammar in all_grammars() if grammar.scale)
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.judges.llm import MIN_HINT, SCORES, accepted_hints, agreement, parse, tally
+from openclaw_rl.judge.judges.base import agreement
+from openclaw_rl.judge.judges.llm import MIN_HINT, SCORES, accepted_hints, parse, tally
 from openclaw_rl.types import Question, Vote
 
 SENTENCE = "Give the distance in kilometres."

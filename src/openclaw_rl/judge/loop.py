@@ -10,9 +10,18 @@ from dataclasses import dataclass, replace
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from openclaw_rl.aio import wait_at_most
-from openclaw_rl.judge.judges.base import TIMED_OUT, WISHES_ALONE, Case, JudgeDown, JudgeError, JudgePanel
-from openclaw_rl.judge.judges.llm import LlmJudge, agreement
-from openclaw_rl.judge.judges.wish_answers import said_after, words_around
+from openclaw_rl.judge.judges.base import (
+    TIMED_OUT,
+    WISHES_ALONE,
+    Case,
+    JudgeDown,
+    JudgeError,
+    JudgePanel,
+    agreement,
+    said_after,
+)
+from openclaw_rl.judge.judges.llm import LlmJudge
+from openclaw_rl.judge.judges.wish_answers import words_around
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes, ready, split_wanted
 from openclaw_rl.judge.rules.kept import keeps

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -150,6 +151,24 @@ def last_user_words(messages: Sequence[dict[str, Any]]) -> str:
 def as_text(message: dict[str, Any]) -> str:
     """An assistant's message as text, including its tool calls."""
     return content_text(spell_out_message(template_message(message))["content"])
+
+
+def said_after(turn: StoredTurn) -> list[tuple[str, float]]:
+    """What the user said after a turn and in explicit feedback on it, and when, in this order."""
+    came = turn.next_at or turn.created
+    said = [
+        (content_text(message.get("content")), came)
+        for message in turn.next_state or ()
+        if message.get("role") == "user"
+    ]
+    said += [(word.text, word.created) for word in turn.feedback if word.source is Source.EXPLICIT and word.text]
+    return sorted(said, key=lambda pair: pair[1])
+
+
+def agreement(votes: Sequence[Vote]) -> float | None:
+    """The winner's share of the valid votes."""
+    values = [vote.value for vote in votes if vote.value is not None]
+    return Counter(values).most_common(1)[0][1] / len(values) if values else None
 
 
 #: How long a judge may be unreachable before judging again gives up, and how often it is tried meanwhile.

@@ -77,12 +77,6 @@ def accepted_hints(votes: Sequence[Vote]) -> tuple[str, ...] | None:
     return tuple(sorted(hints, key=len, reverse=True))
 
 
-def agreement(votes: Sequence[Vote]) -> float | None:
-    """The winner's share of the valid votes."""
-    values = [vote.value for vote in votes if vote.value is not None]
-    return Counter(values).most_common(1)[0][1] / len(values) if values else None
-
-
 #: Longer texts are cut in the middle, because the beginning and the end say most.
 MAX_CHARACTERS = 6000
 QUOTE = "| "

@@ -15,13 +15,13 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from openclaw_rl.judge.judges.base import Case, Said, UserWords
+from openclaw_rl.judge.judges.base import Case, Said, UserWords, said_after
 from openclaw_rl.judge.rules.grammar import all_grammars, grammars_for
 from openclaw_rl.judge.rules.text import QUOTATION, mask_quotations, normalise, shorten, without_code
 from openclaw_rl.judge.rules.wishes import MOST_WISHES, is_unsafe, topic_of, without_material
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
-from openclaw_rl.types import HeardWishes, Note, Source, StoredTurn, Wish, scope_stems
+from openclaw_rl.types import HeardWishes, Note, StoredTurn, Wish, scope_stems
 
 #: Characters of an instruction, and of a scope.
 MAX_INSTRUCTION, MAX_SCOPE = 200, 90
@@ -70,18 +70,6 @@ def words_around(turn: StoredTurn, notes: Sequence[Note]) -> UserWords | None:
     known = sorted((note for note in notes if not note.question), key=attrgetter("said"))[-MAX_NOTES_SHOWN:]
     heard = tuple(one for one in said if one.own)
     return UserWords(heard, tuple(known), words_of_others(turn, heard)) if heard else None
-
-
-def said_after(turn: StoredTurn) -> list[tuple[str, float]]:
-    """What the user said after a turn and in explicit feedback on it, and when, in this order."""
-    came = turn.next_at or turn.created
-    said = [
-        (content_text(message.get("content")), came)
-        for message in turn.next_state or ()
-        if message.get("role") == "user"
-    ]
-    said += [(word.text, word.created) for word in turn.feedback if word.source is Source.EXPLICIT and word.text]
-    return sorted(said, key=lambda pair: pair[1])
 
 
 def own_words(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from openclaw_rl.judge.rules.comparison import content_words
 from openclaw_rl.judge.rules.grammar import all_grammars
-from openclaw_rl.judge.rules.hints import all_form_rules, instruct
+from openclaw_rl.judge.rules.instructions import all_form_rules, instruct
 from openclaw_rl.judge.rules.phrases import all_languages
 from openclaw_rl.judge.rules.tool_results import read_tool_results
 from openclaw_rl.judge.rules.verdict import NEGATIVE, Reading, ReplyKind, read_user

@@ -1,7 +1,7 @@
-"""How wishes are phrased in each language.
+"""How wishes are phrased in each language, and weighed.
 
-The `[wishes]` tables of the phrase files say how wishes are phrased in each language. All values are regular
-expressions over normalised text, with the word groups of the file's `[words]`:
+The `[wishes]` tables of the phrase files say how they are phrased. All values are regular expressions over normalised
+text, with the word groups of the file's `[words]`:
 
 - lead, tail: courtesy and introductions ("could you", "from now on") before and after a wish; they are removed
 - split: where a clause ends, besides commas, colons and semicolons
@@ -18,22 +18,304 @@ expressions over normalised text, with the word groups of the file's `[words]`:
   an earlier one that has the words of the groups
 - about_user: how words about the speaker are said about "the user": `when`, and `say` with the groups of `when`
 - topics: `name`, and the words (`when`) that show the topic; the first that matches counts
+
+A `Scale` weighs whether a message states a wish for all answers, however it is phrased, and finds the sentences that
+do. The `[weighed]` table has named signals with weights. A message states a wish if the bias and the weights of its
+signals add up to more than `LEAST`. Questions and quotations are not read.
+
+- signals: `name`, `weight`, and `when`, a regular expression over a normalised sentence; or `both`, a signal,
+  and `with`, other signals of which one must be there too
+- words: groups of words with one weight; "^" before a word that begins a sentence, "," before one that begins a clause,
+  "!" for an exclamation, "word_few" and "word_many" for a sentence of few or many words
+- circumstances: the weights of what is no phrase: `question` (the message also asks something), `no_words` (it only
+  asks), `document` (the request was for a text), `complaint` (a question that complains), `quotes_answer`,
+  `answers_question` (the answer ended with a question), `bias`
+- question, complaint, request, tag: sentences that ask; that complain by a question; that ask to do something; and
+  words at the end of a sentence that do not make it a question
+- one_text: the message is about one text, not about all answers
+- task: a sentence that asks for something new beside a wish
+- courtesy: words that are no part of the wish
+- rewritten: how sentences and clauses become instructions; their kinds ("as_missing") are circumstances too
+- clauses: where a clause ends; finite: words that a part without a verb does not have, up to `subordinate`
+- refers: words that need the sentence before them; dangles: an instruction with them, unless words are `named` before
+- not_said: the instruction for a sentence that only quotes the answer
+
+`benchmarks/wish_weights.py` fits the weights.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from openclaw_rl.judge.rules.phrases import SCRIPTS, expand, tables, word_list
-from openclaw_rl.judge.rules.weighing import Rewriting, Scale, read_rewritings
+from openclaw_rl.judge.rules.text import (
+    ends_with_question,
+    mask_quotations,
+    normalise,
+    normalise_in_place,
+    sentence_spans,
+)
 
 #: Words of a topic that no table names.
 _MOST_TOPIC_WORDS = 3
 #: With fewer small words of any language, all languages of the script are tried.
 _FEW_SMALL_WORDS = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
-_WORD = re.compile(r"\w+")
+_WORDS = re.compile(r"\w+")
+#: The least sum of weights of a message that states a wish.
+LEAST = 0.2
+#: The same for a message that seems to be about one text.
+_LEAST_OF_TEXT = 2.0
+#: The least sum of weights, without the bias, of a sentence that is part of the wish.
+_LEAST_OF_SENTENCE = 0.4
+#: Sentences at the beginning and at the end of a message that are read.
+_FIRST, _LAST = 4, 2
+#: Characters of a sentence that are read.
+_MAX_CHARACTERS = 300
+#: Marks around a clause.
+ENDS = " \t\n,;:.!\u2026-\u2013\u2014("
+#: Signals that say that a wish is for more than one answer.
+_STANDING = frozenset({"from_now_on", "every", "like_that"})
+_SPACES = re.compile(r"\s+")
+_WORD = re.compile(r"[a-z']+|_{2,}|\d+")
+_CLAUSE = re.compile(r"[,;:] ")
+#: Words of a sentence that has few, or many.
+_FEW, _MANY = 4, 14
+#: Words of an exclamation or a question that has few.
+_FEW_WORDS = 5
+_MASKED = re.compile(r"_{3,}")
+
+
+class Rewriting(NamedTuple):
+    """How words that are a wish become an instruction."""
+
+    when: re.Pattern[str]
+    say: str
+    """The instruction, with the groups of `when`, or `whole` for all of the words."""
+    kind: str
+    """How a sentence of this kind states a wish. Each kind has a weight."""
+    given: frozenset[str]
+    """What else must be there, and what follows from it: see `read_rewritings`."""
+
+    def match(self, words: str, patterns: Mapping[str, re.Pattern[str]]) -> re.Match[str] | None:
+        """The match of normalised words, if there are as few of them as there may be, and no verb where none may be."""
+        match = self.when.fullmatch(words)
+        if not match or ("few" in self.given and len(words.split()) > _FEW_WORDS):
+            return None
+        main = patterns["subordinate"].sub("", match.group(1)) if "noun" in self.given else ""
+        return None if main and patterns["finite"].search(main) else match
+
+
+def read_rewritings(table: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> list[Rewriting]:
+    """The rules of a `rewritten` table. Besides `when` and `say`, they have any of these.
+
+    - undoes: the wish takes back an earlier one that has the words of the groups
+    - pair: for two sentences, with a full stop or a question mark between them
+    - few: only for few words; noun: the first group has no verb
+    - capital: the first group begins with a capital letter
+    - addressed: the answer before the message addresses somebody by a word of the message
+    """
+    flags = (frozenset(name for name, value in one.items() if value is True) for one in given)
+    return [
+        Rewriting(re.compile(expand(one["when"], table)), one["say"], one.get("kind", ""), having)
+        for one, having in zip(given, flags, strict=True)
+    ]
+
+
+class Signal(NamedTuple):
+    """A signal with its weight."""
+
+    name: str
+    weight: float
+    when: re.Pattern[str] | None
+    both: str
+    beside: frozenset[str]
+
+
+class WeighedSentence(NamedTuple):
+    """A sentence of a message that is no plain question."""
+
+    start: int
+    end: int
+    normalised: str
+    weight: float
+    """The sum of its signals' weights."""
+    complains: bool
+    """It is a question that complains."""
+
+
+class Weighing(NamedTuple):
+    """What the signals of a message say."""
+
+    score: float
+    stated: Sequence[WeighedSentence]
+    """The sentences that state the wish, in their order; empty if there is none."""
+    standing: bool
+    """It says that it is for more than one answer."""
+    about_one_text: bool
+    """The message is about a text, and says nothing about all answers."""
+
+
+class Scale:
+    """The signals of one language."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        """`table`: a phrase file that has `[weighed]`."""
+        self._table = table
+        self._given = table["weighed"]
+        self.small_words = word_list(table, "small_words")
+
+    @cached_property
+    def signals(self) -> Sequence[Signal]:
+        return [
+            Signal(
+                one["name"],
+                one["weight"],
+                self._compiled(one["when"]) if "when" in one else None,
+                one.get("both", ""),
+                frozenset(one.get("with", ())),
+            )
+            for one in self._given["signals"]
+        ]
+
+    @cached_property
+    def rewritten(self) -> Sequence[Rewriting]:
+        return read_rewritings(self._table, self._given["rewritten"])
+
+    @cached_property
+    def patterns(self) -> Mapping[str, re.Pattern[str]]:
+        return {name: self._compiled(phrase) for name, phrase in self._given.items() if isinstance(phrase, str)}
+
+    @cached_property
+    def weights(self) -> Mapping[str, float]:
+        """The weights of all signals and circumstances."""
+        words = {word: group["weight"] for group in self._given["words"] for word in group["of"].split()}
+        circumstances: dict[str, float] = self._given["circumstances"]
+        return words | circumstances | {one.name: one.weight for one in self.signals}
+
+    @property
+    def not_said(self) -> str:
+        return str(self._given["not_said"])
+
+    def compile(self) -> None:
+        """Compile everything now."""
+        _ = self.signals, self.rewritten, self.patterns
+
+    def weigh(self, words: str, response: str, about_document: bool) -> Weighing:
+        """Weigh the user's own words in a message. `about_document`: the request was for a text or a program."""
+        said, asks = self.read(words)
+        found = self.found(words, said, asks, response, about_document)
+        score = sum(self.weights.get(name, 0.0) for name in found)
+        about_text = self.patterns["one_text"].search(normalise(mask_quotations(words))) is not None
+        standing = bool(found & _STANDING)
+        about_text = about_text and not standing
+        stated = self.stated(said) if score > (_LEAST_OF_TEXT if about_text else LEAST) else []
+        return Weighing(score, stated, standing, about_text)
+
+    def read(self, words: str) -> tuple[list[WeighedSentence], bool]:
+        """The sentences of a message that are no plain questions, and whether there are others."""
+        masked = mask_quotations(words)
+        spans = sentence_spans(masked)
+        if len(spans) > _FIRST + _LAST:
+            spans = spans[:_FIRST] + spans[-_LAST:]
+        said = []
+        for start, end in spans:
+            normalised = _SPACES.sub(" ", normalise_in_place(masked[start:end])).strip()[:_MAX_CHARACTERS]
+            complains = self.patterns["complaint"].match(normalised) is not None
+            if complains or not self._asks(normalised):
+                found = self._signals_of([normalised]) | words_of(normalised) | self.kinds(normalised)
+                weight = sum(self.weights.get(name, 0.0) for name in found)
+                said.append(WeighedSentence(start, end, normalised, weight, complains))
+        return said, len(said) < len(spans)
+
+    def found(
+        self, words: str, said: Sequence[WeighedSentence], asks: bool, response: str, about_document: bool
+    ) -> frozenset[str]:
+        """The signals and circumstances of a message."""
+        circumstances = {
+            "bias": True,
+            "question": asks,
+            "no_words": not said,
+            "document": about_document,
+            "after_answer": bool(response) and not about_document,
+            "complaint": any(one.complains for one in said),
+            "quotes_answer": bool(said) and any(quotes(words[one.start : one.end], response) for one in said),
+            "answers_question": ends_with_question(response),
+        }
+        signals = self._signals_of([one.normalised for one in said])
+        signals = signals.union(*(words_of(one.normalised) | self.kinds(one.normalised) for one in said))
+        return signals | {name for name, there in circumstances.items() if there}
+
+    def stated(self, said: Sequence[WeighedSentence]) -> list[WeighedSentence]:
+        """The sentences that state the wish, with those that they refer to."""
+        best = max(one.weight for one in said)
+        chosen = {n for n, one in enumerate(said) if one.weight >= min(best, _LEAST_OF_SENTENCE)}
+        for n in sorted(chosen, reverse=True):
+            if n and self.patterns["refers"].search(said[n].normalised):
+                chosen.add(n - 1)
+        return [said[n] for n in sorted(chosen)]
+
+    def kinds(self, normalised: str) -> set[str]:
+        """How a sentence, or clauses of it, may state a wish."""
+        words = self.without_courtesy(normalised).strip(ENDS)
+        if found := self._kind(words):
+            return {found}
+        clauses = [self.without_courtesy(words[start:end]).strip(ENDS) for start, end in self.clauses(words)]
+        return {kind for clause in clauses if (kind := self._kind(clause))} if len(clauses) > 1 else set()
+
+    def clauses(self, normalised: str) -> list[tuple[int, int]]:
+        """The start and end of each clause."""
+        places = [match.span() for match in self.patterns["clauses"].finditer(normalised)]
+        ends = zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(normalised)], strict=True)
+        return list(ends)
+
+    def _kind(self, words: str) -> str:
+        rules = (rule for rule in self.rewritten if not rule.given & {"pair", "capital", "addressed"})
+        return next((f"as_{rule.kind}" for rule in rules if rule.match(words, self.patterns)), "")
+
+    def without_courtesy(self, words: str) -> str:
+        """A sentence without greetings, thanks and the like at its beginning and end."""
+        while match := self.patterns["courtesy"].search(normalise_in_place(mask_quotations(words))):
+            if match.start() == 0 and match.end() == len(words):
+                break
+            words = (words[: match.start()] + words[match.end() :]).strip()
+        return words
+
+    def _asks(self, normalised: str) -> bool:
+        patterns = self.patterns
+        asks = patterns["question"].match(normalised) or ends_with_question(normalised)
+        return bool(asks) and not (patterns["request"].search(normalised) or patterns["tag"].search(normalised))
+
+    def _signals_of(self, sentences: Sequence[str]) -> frozenset[str]:
+        found: set[str] = set()
+        for one in self.signals:
+            if one.when is None:
+                there = one.both in found and bool(one.beside & found)
+            else:
+                there = any(one.when.search(sentence) for sentence in sentences)
+            if there:
+                found.add(one.name)
+        return frozenset(found)
+
+    def _compiled(self, phrase: str) -> re.Pattern[str]:
+        return re.compile(expand(phrase, self._table))
+
+
+def words_of(normalised: str) -> set[str]:
+    """The words of a sentence, marked as the `words` of the table are."""
+    listed = _WORD.findall(normalised)
+    starts = [_WORD.search(clause) for clause in _CLAUSE.split(normalised)[1:]]
+    marks = {"few": len(listed) <= _FEW, "many": len(listed) > _MANY, "!": normalised.endswith("!")}
+    found = {"word_" + name if name != "!" else name for name, there in marks.items() if there}
+    return {*listed, *found, *(f"^{word}" for word in listed[:1]), *(f",{match[0]}" for match in starts if match)}
+
+
+def quotes(words: str, response: str) -> bool:
+    """Whether a sentence quotes the answer."""
+    said = normalise(response)
+    quoted = (words[match.start() + 1 : match.end() - 1] for match in _MASKED.finditer(mask_quotations(words)))
+    return any(len(part) > 1 and normalise(part).strip(" .!?,") in said for part in quoted)
 
 
 class LatePatterns(dict[str, re.Pattern[str]]):
@@ -102,7 +384,7 @@ class WishGrammar:
 
     def count_small_words(self, normalised: str) -> int:
         """How many words of a normalised text are small words of the language."""
-        return sum(word in self.small_words for word in _WORD.findall(normalised))
+        return sum(word in self.small_words for word in _WORDS.findall(normalised))
 
 
 def grammars_for(normalised: str) -> list[WishGrammar]:

@@ -29,7 +29,7 @@ from openclaw_rl.judge.rules.comparison import (
     restores_number,
     shares_words,
 )
-from openclaw_rl.judge.rules.hints import make_hint, says_nothing
+from openclaw_rl.judge.rules.instructions import make_hint, says_nothing
 from openclaw_rl.judge.rules.phrases import Lexicon
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,

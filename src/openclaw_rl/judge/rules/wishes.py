@@ -7,13 +7,13 @@ material that a message brings along, reports of what others say, and words for 
 import re
 from collections.abc import Iterator, Sequence
 
-from openclaw_rl.judge.rules.grammar import WishGrammar, all_grammars, grammars_for
-from openclaw_rl.judge.rules.hints import form_wishes
-from openclaw_rl.judge.rules.restating import (
+from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
+from openclaw_rl.judge.rules.instructions import (
     MAX_CHARACTERS,
     TEMPLATE,
     WishFound,
     dangles,
+    form_wishes,
     make_wish,
     restate,
     rewrite,
@@ -39,7 +39,6 @@ from openclaw_rl.judge.rules.text import (
     without_code,
 )
 from openclaw_rl.judge.rules.verdict import Reading, ReplyKind, read_user
-from openclaw_rl.judge.rules.weighing import WeighedSentence, Weighing
 from openclaw_rl.types import Wish
 
 #: Wishes of one message. A message with more of them is a text that somebody pasted.

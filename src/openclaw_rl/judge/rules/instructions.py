@@ -1,18 +1,54 @@
-"""Says a wish as an instruction that stands alone: "You forgot the sources again." becomes "Include the sources."
+"""Says what a user wants as a plain instruction that stands alone.
 
-The rules are those of the phrase files: `rewritten` of `[wishes]` for clauses, and of `[weighed]` for sentences. A
-sentence that no rule fits, or that needs words which are not there ("Add one."), becomes no instruction.
+A hint is a user's message without greetings and thanks, or an instruction about form. A teacher reads it beside the
+request. It follows "Answer in one short sentence only." far more often than "shorter pls", above all if it is a small
+model. The `[[instructions]]` of each phrase file have: `when` (phrases), `say` (the instruction), `to_short` and
+`to_structured` (instructions for an answer that is already short, or has lists or code), `stronger` (the instruction if
+the first one did not help), `complaint` (the phrases say what was wrong, not what is wished), and `about` (only the
+first match per matter counts).
+
+A wish is restated: "You forgot the sources again." becomes "Include the sources." The rules are those
+of the phrase files: `rewritten` of `[wishes]` for clauses, and of `[weighed]` for sentences. A sentence that no rule
+fits, or that needs words which are not there ("Add one."), becomes no instruction.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
-from openclaw_rl.judge.rules.grammar import WishGrammar
+from openclaw_rl.judge.rules.grammar import ENDS, Rewriting, Scale, WeighedSentence, WishGrammar, quotes
+from openclaw_rl.judge.rules.phrases import (
+    SCRIPTS,
+    Lexicon,
+    Phrases,
+    all_small_words,
+    expand,
+    lexicon_for,
+    read_phrases,
+    tables,
+    word_list,
+)
 from openclaw_rl.judge.rules.text import mask_quotations, normalise, normalise_in_place
-from openclaw_rl.judge.rules.weighing import ENDS, Rewriting, Scale, WeighedSentence, quotes
 
+#: Characters of a hint.
+MAX_HINT = 300
+_SEPARATORS = " \t\n,.!?;:…-–—。、\uff0c\uff01\uff1f\uff1b\uff1a"
+_SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|[。！？]")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_MOST_LEADS = 6
+_MAX_BEFORE = 60
+#: A hint with a number is more precise than any instruction.
+_NUMBER = re.compile(
+    r"\d|\b(?:two|three|four|five|ten|twenty|thirty|fifty|hundred|zehn|zwanzig|vingt|dix|diez|veinte)\b"
+)
+_WORD = re.compile(r"\w+")
+#: An answer with at most this many words is short: two or three sentences.
+SHORT_WORDS = 60
+#: Structure that one paragraph of text would lose, in an answer or in a hint.
+_STRUCTURE = re.compile(r"```|^\s*(?:[-*+•]|\d+[.)])\s|\b(?:list|bullets?|table|code)\b", re.MULTILINE | re.IGNORECASE)
 #: Characters of an instruction. A longer one is a text, not a wish.
 MAX_CHARACTERS = 200
 #: Tokens of chat templates. A message that has them is no plain wish.
@@ -31,6 +67,174 @@ _ADDRESSED = re.compile(
     r"\b(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear|[Ss]ure|[Oo]kay|[Tt]hanks|[Ss]orry|[Mm]orning|thing|one)[ ,]+(\w+)[,.!]"
     r"|(?:^|[,.!?] )([A-Z]\w+)[,!]"
 )
+
+
+def make_hint(words: str) -> str:
+    """Clean a user's message. The result is empty only if the message has no words."""
+    text = " ".join(words.split())[: 4 * MAX_HINT]
+    lexicon = lexicon_for(normalise(text))
+    text = strip_praise(text, lexicon)
+    for _ in range(_MOST_LEADS):
+        shorter = strip_lead(text, lexicon)
+        if shorter == text or len(shorter) < 2:
+            break
+        text = shorter
+    return cut(text)
+
+
+def says_nothing(hint: str, lexicon: Lexicon) -> bool:
+    """Whether a hint only asks for an answer, without saying what was wrong with the given one."""
+    rest = lexicon.blank("bare", normalise(hint), by="")
+    return rest != normalise(hint) and not set(_LETTERS.findall(rest)) - all_small_words()
+
+
+def strip_praise(text: str, lexicon: Lexicon) -> str:
+    """Remove praise or thanks before a "but"."""
+    normalised = normalise_in_place(text[:_MAX_BEFORE])
+    contrast = lexicon.find("contrast", normalised)
+    if not contrast or not any(lexicon.has(signal, normalised[: contrast.start()]) for signal in ("praise", "thanks")):
+        return text
+    return text[contrast.end() :].lstrip(_SEPARATORS) or text
+
+
+def strip_lead(text: str, lexicon: Lexicon) -> str:
+    """Remove one greeting, thanks or filler from the beginning."""
+    words = text.lstrip(_SEPARATORS)
+    normalised = normalise_in_place(words[:_MAX_BEFORE])
+    match = lexicon.find("lead", normalised)
+    if not match or normalised[: match.start()].strip(_SEPARATORS) or not match.group():
+        return words
+    return words[match.end() :].lstrip(_SEPARATORS)
+
+
+def cut(text: str) -> str:
+    """Cut a long text at the end of a sentence, or of a word."""
+    if len(text) <= MAX_HINT:
+        return text
+    head = text[:MAX_HINT]
+    ends = [match.end() for match in _SENTENCE_END.finditer(head)]
+    if ends and ends[-1] > MAX_HINT // 3:
+        return head[: ends[-1]]
+    return head.rsplit(" ", 1)[0].rstrip(",;: ") + " …"
+
+
+class FormInstruction(NamedTuple):
+    """An instruction about form."""
+
+    text: str
+    stronger: str = ""
+    """The instruction for somebody who wishes the same again, if it is another one."""
+
+
+class AnswerForm(NamedTuple):
+    """The form of the answer that a hint is about."""
+
+    short: bool
+    structured: bool
+
+
+class FormRule(NamedTuple):
+    """Phrases, and the instruction that replaces them."""
+
+    when: Phrases
+    given: Mapping[str, Any]
+    """The table of the phrase file."""
+
+    def instruction(self, answer: AnswerForm) -> FormInstruction:
+        say, to_short, to_structured = (self.given.get(key, "") for key in ("say", "to_short", "to_structured"))
+        if answer.short and to_short:
+            return FormInstruction(to_short)
+        if answer.structured and to_structured:
+            return FormInstruction(to_structured, say)
+        return FormInstruction(say, self.given.get("stronger", to_short))
+
+
+class FormWishes(NamedTuple):
+    """The wishes about form that one language finds in a text."""
+
+    instructions: Mapping[str, FormInstruction]
+    """By matter."""
+    familiar: int
+    """How many words of the text are small words of the language."""
+    says_more: bool
+    """Whether the text says anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormRules:
+    """The instructions of one language."""
+
+    script: re.Pattern[str]
+    denial: re.Pattern[str] | None
+    """Words that negate a wish after them. They change nothing before a complaint."""
+    small_words: frozenset[str]
+    words_of_asking: frozenset[str]
+    """Words that only introduce a wish."""
+    rules: tuple[FormRule, ...]
+
+    def read(self, text: str, answer: AnswerForm) -> FormWishes:
+        """The wishes in a normalised text: at most one instruction per matter."""
+        instructions: dict[str, FormInstruction] = {}
+        rest = text
+        for rule in self.rules:
+            match = rule.when.find(text)
+            if not match or (not rule.given.get("complaint") and self._denies(text[: match.start()])):
+                continue
+            instructions.setdefault(rule.given["about"], rule.instruction(answer))
+            rest = rest.replace(match.group(), " ")
+        words = set(_WORD.findall(text)) & self.small_words
+        more = set(_WORD.findall(rest)) - self.small_words - self.words_of_asking
+        return FormWishes(instructions, len(words), bool(more))
+
+    def _denies(self, before: str) -> bool:
+        return bool(self.denial and self.denial.search(before))
+
+
+def instruct(hint: str, response: str = "") -> str:
+    """A hint with an instruction for its wishes about form. If it says nothing else, the instruction replaces it.
+
+    The instruction depends on the `response`: one that is already short must become shorter, and one with lists keeps
+    them.
+    """
+    wishes = form_wishes(hint, response)
+    if not wishes:
+        return hint
+    # Two matters may have the same instruction.
+    say = " ".join(dict.fromkeys(one.text for one in wishes.instructions.values()))
+    stop = "." if hint[-1:].isalnum() else ""
+    return f"{hint}{stop} {say}" if wishes.says_more else say
+
+
+def form_wishes(hint: str, response: str = "") -> FormWishes | None:
+    """The wishes about form in a hint; None if there are none, or if it has a number, which says it better."""
+    text = normalise(hint)
+    if _NUMBER.search(text):
+        return None
+    short = bool(response) and len(_WORD.findall(response)) <= SHORT_WORDS
+    answer = AnswerForm(short, bool(_STRUCTURE.search(response) or _STRUCTURE.search(text)))
+    read = (language.read(text, answer) for language in all_form_rules() if language.script.search(text))
+    return max(
+        (wishes for wishes in read if wishes.instructions),
+        key=lambda wishes: (len(wishes.instructions), wishes.familiar),
+        default=None,
+    )
+
+
+@cache
+def all_form_rules() -> tuple[FormRules, ...]:
+    """The instructions of each phrase file that has any."""
+    return tuple(read_form_rules(table) for table in tables() if "instructions" in table)
+
+
+def read_form_rules(table: dict[str, Any]) -> FormRules:
+    """Read the instructions of one phrase file."""
+    rules = tuple(
+        FormRule(read_phrases([expand(phrase, table) for phrase in one["when"]], table), one)
+        for one in table["instructions"]
+    )
+    denial = re.compile(rf"\b{table['denial']}") if "denial" in table else None
+    small_words = word_list(table, "small_words")
+    return FormRules(SCRIPTS[table["script"]], denial, small_words, word_list(table, "words_of_asking"), rules)
 
 
 class WishFound(NamedTuple):
