@@ -22,7 +22,7 @@ from openclaw_rl.envs.browser.page import BrowserGone
 from openclaw_rl.envs.browser.scenes import site_reply
 from openclaw_rl.envs.browser.site_pages import SitePage, link, textbox
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS, MAX_EXAMPLES, SiteTasks
-from openclaw_rl.envs.checks import checked_messages, checked_outcome, checked_step
+from openclaw_rl.envs.host import checked_messages, checked_outcome, checked_step
 from openclaw_rl.envs.registry import BUILT_IN, make_environment
 from support.policies import attempt, calls, says
 from support.web_pages import (

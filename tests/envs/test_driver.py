@@ -14,10 +14,9 @@ import pytest
 
 from openclaw_rl.envs import connection as connection_module
 from openclaw_rl.envs.base import Outcome, Step
-from openclaw_rl.envs.checks import MAX_TEXT_CHARACTERS
 from openclaw_rl.envs.connection import PolicyServer, QueueState, Sampling
 from openclaw_rl.envs.driver import STOPPED, Driver, EpisodeLimits, RolloutPlan
-from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.host import MAX_TEXT_CHARACTERS, EnvironmentHost
 from openclaw_rl.envs.tally import Tally, troubles
 from openclaw_rl.errors import UserError
 from support.environments import Guess, InstantPolicy, Repeats, first_only, hangs, raises

@@ -8,7 +8,7 @@ import pytest
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Task
-from openclaw_rl.envs.checks import checked_messages, checked_tools
+from openclaw_rl.envs.host import checked_messages, checked_tools
 from openclaw_rl.envs.registry import make_environment
 from openclaw_rl.envs.swe.assert_tests import prepare
 from openclaw_rl.envs.swe.bugs import KINDS, bugs_in

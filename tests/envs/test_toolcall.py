@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.calls import read_calls
-from openclaw_rl.envs.checks import checked_messages, checked_step
+from openclaw_rl.envs.host import checked_messages, checked_step
 from openclaw_rl.envs.toolcall.builtin import KINDS, TOOLS
 from openclaw_rl.envs.toolcall.environment import LEVELS, ToolCallEnvironment
 from support.policies import Policy, attempt, calls, says

@@ -4,7 +4,7 @@ import pytest
 
 from openclaw_rl.envs.base import Message, Step
 from openclaw_rl.envs.calls import ExpectedCall
-from openclaw_rl.envs.checks import checked_step
+from openclaw_rl.envs.host import checked_step
 from openclaw_rl.envs.toolcall.builtin import BuiltinToolbox, normalise
 from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode, answers
 from support.policies import attempt, calls, says

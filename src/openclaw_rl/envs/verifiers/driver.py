@@ -8,9 +8,9 @@ from typing import Any
 from uuid import uuid4
 
 from openclaw_rl.envs.base import EnvFailed
-from openclaw_rl.envs.checks import check_number
 from openclaw_rl.envs.connection import MAX_ERROR_CHARACTERS, MAX_TASK_CHARACTERS, PolicyServer, report
 from openclaw_rl.envs.driver import FAREWELL_SECONDS, STOPPED, Pacer, RolloutPlan, RolloutWatcher, run_name
+from openclaw_rl.envs.host import check_number
 from openclaw_rl.envs.tally import AttemptResult, Tally
 from openclaw_rl.envs.verifiers.process import RunnerProcess
 from openclaw_rl.errors import UserError
