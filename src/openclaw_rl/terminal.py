@@ -1,5 +1,6 @@
 """How commands and the server write to a terminal or a file."""
 
+import logging
 import os
 import re
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.logging import RichHandler
 from rich.progress import Progress
 from rich.segment import Segment
 from rich.table import Table
@@ -107,3 +109,33 @@ def print_titled(out: Console, title: str, table: Table) -> None:
     """Print a table below its title. Unlike rich's own title, it is not wrapped, so a path in it can be copied."""
     out.print(Text(title, style="table.title"), soft_wrap=True)
     out.print(table)
+
+
+#: The terminal for the log; the progress line below it uses the same console.
+log_console = SafeConsole(stderr=True)
+#: The format of a log line in a file or a pipe. It has a date.
+LINE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+class OneLineFormatter(logging.Formatter):
+    """Writes a message on one line and without control characters, whatever a client put into it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return " ".join(super().formatMessage(record).splitlines())
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def start_logging(level: str) -> None:
+    """Log to stderr: wrapped on a terminal, one line per message elsewhere."""
+    if on_terminal(stderr=True):
+        handler = RichHandler(console=log_console, show_path=False, omit_repeated_times=False)
+        logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    else:
+        lines = logging.StreamHandler()
+        lines.setFormatter(OneLineFormatter(LINE_FORMAT, "%Y-%m-%d %H:%M:%S"))
+        logging.basicConfig(level=level.upper(), handlers=[lines])
+    # Otherwise every request to Hugging Face would be logged.
+    for noisy in ("httpx", "httpcore", "filelock", "uvicorn", "tinker"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))

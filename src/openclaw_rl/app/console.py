@@ -1,15 +1,13 @@
-"""What a server shows on its terminal: the log, the progress towards the next step, and a banner when it is ready."""
+"""What a server shows on its terminal: the progress towards the next step, and a banner when it is ready."""
 
 import asyncio
 import contextlib
-import logging
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -23,38 +21,8 @@ from openclaw_rl.judge.build import describe
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import OutsideTraining
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.terminal import SafeConsole, console, on_terminal, printable
+from openclaw_rl.terminal import console, on_terminal
 from openclaw_rl.types import BASE_VERSION
-
-#: The terminal for the log; the progress line below it uses the same console.
-log_console = SafeConsole(stderr=True)
-#: The format of a log line in a file or a pipe. It has a date.
-LINE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-
-
-class OneLineFormatter(logging.Formatter):
-    """Writes a message on one line and without control characters, whatever a client put into it."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return " ".join(super().formatMessage(record).splitlines())
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
-def start_logging(level: str) -> None:
-    """Log to stderr: wrapped on a terminal, one line per message elsewhere."""
-    if on_terminal(stderr=True):
-        handler = RichHandler(console=log_console, show_path=False, omit_repeated_times=False)
-        logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
-    else:
-        lines = logging.StreamHandler()
-        lines.setFormatter(OneLineFormatter(LINE_FORMAT, "%Y-%m-%d %H:%M:%S"))
-        logging.basicConfig(level=level.upper(), handlers=[lines])
-    # Otherwise every request to Hugging Face would be logged.
-    for noisy in ("httpx", "httpcore", "filelock", "uvicorn", "tinker"):
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
-
 
 REFRESH_SECONDS = 0.5
 COLUMNS = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed}/{task.total}"))

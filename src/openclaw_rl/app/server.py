@@ -26,7 +26,7 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.checks import check, check_versions, lock_folders, prepare_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.connections import connection_limits, connection_type
-from openclaw_rl.app.console import banner, local_url, log_console, show_learning, start_logging
+from openclaw_rl.app.console import banner, local_url, show_learning
 from openclaw_rl.app.http_server import Server, bind, event_loop
 from openclaw_rl.app.split import check_seen
 from openclaw_rl.app.startup_signals import Start
@@ -41,7 +41,7 @@ from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.ledger.status import words_not_understood
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
-from openclaw_rl.terminal import on_terminal
+from openclaw_rl.terminal import log_console, on_terminal, start_logging
 
 log = logging.getLogger(__name__)
 

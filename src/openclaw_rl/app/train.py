@@ -15,7 +15,7 @@ from openclaw_rl.app.assembly import Engines, build_loops, start_model, start_ot
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.checks import check, lock_folders, prepare_folders
 from openclaw_rl.app.config import Config
-from openclaw_rl.app.console import TurnsBar, log_console, start_logging
+from openclaw_rl.app.console import TurnsBar
 from openclaw_rl.app.http_server import event_loop
 from openclaw_rl.app.split import check_seen
 from openclaw_rl.app.startup_signals import Start
@@ -32,6 +32,7 @@ from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.trajectories import Imported, import_file
 from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.terminal import log_console, start_logging
 from openclaw_rl.types import Counts, State
 
 log = logging.getLogger(__name__)
