@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 #: How long the start of a process may take after it was cancelled.
@@ -30,6 +32,28 @@ async def wait_at_most(seconds: float, something: Awaitable[object]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await something
+
+
+async def in_own_thread(function: Callable[[], T], name: str) -> T:
+    """Run a function that blocks in a thread of its own, which goes on if the caller stops waiting.
+
+    It is no thread of a pool, so one that hangs delays neither other calls nor the end of the process.
+    """
+    ended: Future[tuple[T | None, BaseException | None]] = Future()
+    ended.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            ended.set_result((function(), None))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            ended.set_result((None, error))
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    result, error = await asyncio.wrap_future(ended)
+    # Not as the exception of the future, which cannot be a StopIteration.
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 async def start_process(*command: str | Path, **settings: Any) -> asyncio.subprocess.Process:

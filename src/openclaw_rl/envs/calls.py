@@ -62,6 +62,12 @@ def read_calls(answer: Message, tools: Sequence[Tool]) -> list[MadeCall]:
     return calls
 
 
+def call_message(name: str, arguments: Mapping[str, Any], id_: str) -> Message:
+    """An answer that calls a tool, as examples show it."""
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
+
+
 def answer_text(answer: Message) -> str:
     """The text of an answer; empty if it has none."""
     content = answer.get("content")

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from openclaw_rl.aio import in_own_thread
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.sdk import CallFailed, Kind, LastWarning, read_error
@@ -164,7 +164,7 @@ class Connection:
 
         try:
             end = asyncio.get_running_loop().time() + min(SESSION_SECONDS, self.account.timeout)
-            service, _ = await self._trials(lambda: in_thread(begin), "begin a session", 1, end)
+            service, _ = await self._trials(lambda: in_own_thread(begin, "tinker"), "begin a session", 1, end)
             answer = await self._trials(service.get_server_capabilities_async, "say what it offers", 2, end)
         except CallFailed as error:
             raise EngineUnavailable(self._no_session(error, module.__version__)) from error
@@ -268,31 +268,4 @@ async def end_session(service: Any) -> None:
             if hasattr(service, "close"):
                 await service.close("success")
             else:
-                await in_thread(service.holder.close)
-
-
-async def in_thread(function: Callable[[], T]) -> T:
-    """Run a function that blocks in a daemon thread, so that it does not delay the program's exit."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result = None
-        error = None
-        try:
-            result = function()
-        except sdk.failures() as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, daemon=True, name="tinker").start()
-    return await done
+                await in_own_thread(service.holder.close, "tinker")

@@ -12,6 +12,7 @@ from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.scenes import SiteScene
 from openclaw_rl.envs.browser.site_pages import Site, SiteDraft, solve
 from openclaw_rl.envs.browser.sites import SearchSite, ShopSite
+from openclaw_rl.envs.calls import call_message
 from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, several, split_with_examples
 
 FAMILIES: Mapping[str, type[Site]] = {"search": SearchSite, "shop": ShopSite}
@@ -80,9 +81,7 @@ def site_examples(family: str, level: int, number: int, *, offers_tool: bool) ->
 def called(action: BrowserAction, id_: str) -> Message:
     """An action as a tool call."""
     arguments: dict[str, Any] = {"action": action.kind, "element": action.element, "text": action.text}
-    text = json.dumps({name: value for name, value in arguments.items() if value not in (None, "")})
-    call = {"id": id_, "type": "function", "function": {"name": TOOL_NAME, "arguments": text}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return call_message(TOOL_NAME, {name: value for name, value in arguments.items() if value not in (None, "")}, id_)
 
 
 def draw(family: str, level: int, split: str, random: Random) -> SiteDraft:

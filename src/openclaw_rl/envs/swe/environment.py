@@ -1,6 +1,5 @@
 """The environment `swe`: bugs planted in small packages, without end, or tasks in the format of SWE-bench."""
 
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Message, Task
+from openclaw_rl.envs.calls import call_message
 from openclaw_rl.envs.swe.assert_tests import BARE_PYTHON, AssertSuite
 from openclaw_rl.envs.swe.bench import SweBench, read_instances
 from openclaw_rl.envs.swe.bugs import KINDS
@@ -178,8 +178,7 @@ def example(draft: BugDraft, level: int, index: int) -> list[Message]:
     messages: list[Message] = [asked]
     for number, (name, arguments, result) in enumerate(calls):
         id_ = f"example{index}{number}"
-        call = {"id": id_, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append(call_message(name, arguments, id_))
         messages.append({"role": "tool", "tool_call_id": id_, "content": result})
     return [*messages, {"role": "assistant", "content": "Done."}]
 

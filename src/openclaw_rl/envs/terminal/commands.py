@@ -1,11 +1,10 @@
 """Commands in an answer: from a tool call, or from a fenced block of its text."""
 
-import json
 import re
 from dataclasses import dataclass
 
 from openclaw_rl.envs.base import Message, Tool
-from openclaw_rl.envs.calls import answer_text, read_calls
+from openclaw_rl.envs.calls import answer_text, call_message, read_calls
 
 #: Names of languages after a fence whose block is a command.
 SHELLS = ("", "bash", "sh", "shell", "console", "terminal", "zsh")
@@ -66,8 +65,7 @@ def block_of(command: str) -> Message:
 
 def call_of(command: str, id_: str) -> Message:
     """An answer with a command in a tool call."""
-    function = {"name": "bash", "arguments": json.dumps({"command": command}, ensure_ascii=False)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
+    return call_message("bash", {"command": command}, id_)
 
 
 def results_for(given: GivenCommand, text: str) -> list[Message]:

@@ -1,6 +1,5 @@
 """The environment `toolcall`: generated tasks whose answers are known, without end, or those of a user's tools."""
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Message, Task
-from openclaw_rl.envs.calls import ExpectedCall
+from openclaw_rl.envs.calls import ExpectedCall, call_message
 from openclaw_rl.envs.toolcall.builtin import KINDS, TOOLS, BuiltinToolbox, Draft, normalise, run
 from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode
 from openclaw_rl.envs.toolcall.user_tools import UserTools
@@ -115,10 +114,7 @@ def example(draft: Draft, level: int, index: int) -> list[Message]:
     messages: list[Message] = [{"role": "user", "content": draft.question}]
     for number, call in enumerate(draft.calls):
         id_ = f"example{index}{number}"
-        function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-        messages.append(
-            {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
-        )
+        messages.append(call_message(call.name, call.arguments, id_))
         if level > 1:
             messages.append({"role": "tool", "tool_call_id": id_, "content": str(run(draft.world, call))})
     return messages if level == 1 else [*messages, {"role": "assistant", "content": f"Answer: {draft.answer}"}]

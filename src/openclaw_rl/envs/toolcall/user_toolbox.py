@@ -7,14 +7,14 @@ import json
 import shutil
 import signal
 import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from openclaw_rl.aio import in_own_thread
 from openclaw_rl.envs.base import EnvFailed, Tool
 from openclaw_rl.envs.calls import ToolFailed, check_json
 from openclaw_rl.envs.toolcall.user_config import OPTION, PLACEHOLDER, HowToRun, ToolDefinition
@@ -138,7 +138,7 @@ async def _call_function(given: str, arguments: Mapping[str, Any], seconds: floa
     try:
         async with asyncio.timeout(seconds):
             made = function(**arguments) if inspect.iscoroutinefunction(function) else None
-            result = await (made if made is not None else _in_thread(function, arguments))
+            result = await (made if made is not None else in_own_thread(partial(function, **arguments), "tool"))
     except TimeoutError:
         raise ToolFailed(_too_slow(seconds)) from None
     except EnvFailed:
@@ -146,24 +146,6 @@ async def _call_function(given: str, arguments: Mapping[str, Any], seconds: floa
     except Exception as error:
         raise ToolFailed(f"{type(error).__name__}: {error}"[:MAX_ERROR]) from error
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-
-
-async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Run a function in a thread of its own, which goes on if it takes too long.
-
-    It is no thread of a pool, so one that hangs delays neither other calls nor the end of the process.
-    """
-    result: Future[Any] = Future()
-    result.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            result.set_result(function(**arguments))
-        except BaseException as error:  # noqa: BLE001 - the caller gets it
-            result.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(result)
 
 
 async def _call_address(how: HowToRun, arguments: Mapping[str, Any], seconds: float, max_output: int) -> str:

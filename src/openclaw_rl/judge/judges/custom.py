@@ -5,15 +5,14 @@ async. Each call of one that is not async runs in a thread of its own, so a call
 """
 
 import asyncio
-import contextlib
 import inspect
 import reprlib
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.aio import in_own_thread
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.judge.circuit_breaker import Breaker
 from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion, Questions, UserWords
@@ -37,38 +36,30 @@ class CallThreads:
     """Runs each call of the user's code in a thread of its own. The process does not wait for them when it ends."""
 
     def __init__(self) -> None:
-        self._calls: set[asyncio.Future[tuple[Any, BaseException | None]]] = set()
+        self._under_way: set[object] = set()
+        self._awaited = 0
 
     @property
     def hanging(self) -> int:
         """How many calls were given up and have not returned."""
-        return sum(call.cancelled() for call in self._calls)
+        return len(self._under_way) - self._awaited
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return or raise what the function does."""
-        loop = asyncio.get_running_loop()
-        call: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        call = object()
 
-        def settle(result: Any, error: BaseException | None) -> None:
-            self._calls.discard(call)
-            if not call.cancelled():
-                call.set_result((result, error))
-
-        def work() -> None:
-            result, error = None, None
+        def work() -> Any:
             try:
-                result = function(*arguments)
-            except CODE_ERRORS as caught:
-                error = caught
-            with contextlib.suppress(RuntimeError):  # the event loop may have been closed meanwhile
-                loop.call_soon_threadsafe(settle, result, error)
+                return function(*arguments)
+            finally:
+                self._under_way.discard(call)
 
-        self._calls.add(call)
-        threading.Thread(target=work, daemon=True, name=THREAD_NAME).start()
-        result, error = await call
-        if error is not None:
-            raise error
-        return result
+        self._under_way.add(call)
+        self._awaited += 1
+        try:
+            return await in_own_thread(work, THREAD_NAME)
+        finally:
+            self._awaited -= 1
 
 
 class CustomJudge:
