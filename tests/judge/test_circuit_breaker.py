@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from openclaw_rl.judge.circuit_breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
-from openclaw_rl.judge.judges.base import JudgeDown, JudgeFailed
+from openclaw_rl.judge.judges.base import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker, JudgeDown, JudgeFailed
 
 
 class Clock:

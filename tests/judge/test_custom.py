@@ -14,8 +14,17 @@ from typing import Any
 import pytest
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.judge.circuit_breaker import FAILURES, FIRST_PAUSE, Breaker
-from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion, Said, UserWords
+from openclaw_rl.judge.judges.base import (
+    FAILURES,
+    FIRST_PAUSE,
+    Breaker,
+    Case,
+    JudgeDown,
+    JudgeFailed,
+    Opinion,
+    Said,
+    UserWords,
+)
 from openclaw_rl.judge.judges.custom import MAX_HANGING_CALLS, THREAD_NAME, CustomJudge
 from openclaw_rl.types import HeardWishes, Question
 

@@ -10,8 +10,7 @@ import pytest
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.judge.askers import AskParams
-from openclaw_rl.judge.circuit_breaker import FAILURES, Breaker
-from openclaw_rl.judge.judges.base import Case, JudgeDown, Opinion
+from openclaw_rl.judge.judges.base import FAILURES, Breaker, Case, JudgeDown, Opinion
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.loop import TRIALS

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.judge.judges.base import Case
+from openclaw_rl.judge.judges.base import MAX_NOTES_SHOWN, Case, words_around
 from openclaw_rl.judge.judges.feedback import FeedbackReader
 from openclaw_rl.judge.judges.llm import question_chat
-from openclaw_rl.judge.judges.wish_answers import MAX_INSTRUCTION, MAX_NOTES_SHOWN, words_around
+from openclaw_rl.judge.judges.wish_answers import MAX_INSTRUCTION
 from openclaw_rl.ledger import notes, turns
 from openclaw_rl.types import Feedback, Note, NoteState, Question, Source, State
 from support.judge_server import Body, JudgeServer, Reply, completion, question_of

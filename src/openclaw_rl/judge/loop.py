@@ -19,9 +19,9 @@ from openclaw_rl.judge.judges.base import (
     JudgePanel,
     agreement,
     said_after,
+    words_around,
 )
 from openclaw_rl.judge.judges.llm import LlmJudge
-from openclaw_rl.judge.judges.wish_answers import words_around
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes, ready, split_wanted
 from openclaw_rl.judge.rules.kept import keeps

@@ -3,13 +3,16 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.errors import UserError
+from openclaw_rl.judge.rules.text import QUOTATION, shorten, without_code
+from openclaw_rl.judge.rules.wishes import is_unsafe, without_material
 from openclaw_rl.rendering.chat import content_text, spell_out_message, template_message
-from openclaw_rl.rendering.clients import message_words
+from openclaw_rl.rendering.clients import is_passing, message_words
 from openclaw_rl.types import Feedback, HeardWishes, Hint, Note, Question, Source, StoredTurn, Verdict, Vote
 
 Questions = frozenset[Question]
@@ -18,6 +21,19 @@ WISHES_ALONE = frozenset([Question.WISHES])
 TIMED_OUT = "the judge does not answer in time"
 #: A hint needs more characters than this.
 MIN_HINT = 10
+#: Known wishes that a judge is shown: those that were said last.
+MAX_NOTES_SHOWN = 20
+#: Characters at the beginning and the end of a long message in which wishes are looked for.
+HEAD, TAIL = 2000, 1000
+#: Results of tools that a wish is compared with.
+MAX_RESULTS = 20
+#: Failures in a row after which a judge counts as down.
+FAILURES = 3
+#: Seconds of the first and the longest pause. Each pause is twice as long as the one before.
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+T = TypeVar("T")
 
 
 class JudgeError(Exception):
@@ -165,10 +181,123 @@ def said_after(turn: StoredTurn) -> list[tuple[str, float]]:
     return sorted(said, key=lambda pair: pair[1])
 
 
+def words_around(turn: StoredTurn, notes: Sequence[Note]) -> UserWords | None:
+    """What a judge is shown of the user around a turn; None if nobody said anything in which there may be wishes."""
+    if turn.episode is not None:
+        return None
+    began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
+    openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
+    said = [Said(text, own_words(text), turn.created, opening=True) for text in openings]
+    said += [Said(text, own_words(text), when) for text, when in said_after(turn)]
+    known = sorted((note for note in notes if not note.question), key=attrgetter("said"))[-MAX_NOTES_SHOWN:]
+    heard = tuple(one for one in said if one.own)
+    return UserWords(heard, tuple(known), words_of_others(turn, heard)) if heard else None
+
+
+def own_words(text: str) -> str:
+    """A user's message without code, quoted lines and material; empty if it tries to change whom the model obeys."""
+    return "" if is_unsafe(text) else without_material(without_code(shorten(text, HEAD, TAIL))).strip()
+
+
+def words_of_others(turn: StoredTurn, heard: Sequence[Said]) -> str:
+    """The results of tools, and what the user quotes or pastes."""
+    messages = [*turn.messages, *(turn.next_state or ())]
+    results = [content_text(one.get("content")) for one in messages if one.get("role") in ("tool", "function")]
+    pasted = [said.text.replace(said.own, " ") for said in heard]
+    quoted = [quotation for said in heard for quotation in QUOTATION.findall(said.own)]
+    return "\n".join(shorten(text, HEAD, TAIL) for text in [*results[-MAX_RESULTS:], *pasted, *quoted])
+
+
 def agreement(votes: Sequence[Vote]) -> float | None:
     """The winner's share of the valid votes."""
     values = [vote.value for vote in votes if vote.value is not None]
     return Counter(values).most_common(1)[0][1] / len(values) if values else None
+
+
+class Breaker:
+    """A circuit breaker.
+
+    - Closed: every call passes.
+    - Open: every call is refused until the pause is over. Then one trial call passes, and its result decides.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        first_pause: float = FIRST_PAUSE,
+        longest_pause: float = LONGEST_PAUSE,
+    ) -> None:
+        self._clock = clock
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
+        self._failures = 0
+        self._pause = first_pause
+        self._until = 0.0
+        self._trying = False
+        self.reason: str | None = None
+        """Why it is open; None while it is closed."""
+        self.answered = 0
+        """How many calls the judge has answered."""
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the next trial call."""
+        return max(0.0, self._until - self._clock())
+
+    async def call(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask, unless the breaker is open: then raise JudgeDown. Also raises what `ask` raises."""
+        trial = self.reason is not None
+        if self.reason is not None and (self._trying or self.wait):
+            raise JudgeDown(self.reason, self.wait)
+        self._trying = trial
+        try:
+            result = await ask()
+        except JudgeDown as error:
+            self._failed(str(error), error.retry_after, trial)
+            raise
+        except TimeoutError as error:
+            self._failed(str(error) or TIMED_OUT, 0.0, trial)
+            raise
+        except JudgeFailed:
+            self._answered()  # the judge works, only not on this turn
+            raise
+        finally:
+            if trial:
+                self._trying = False
+        self._answered()
+        return result
+
+    def _answered(self) -> None:
+        self._failures = 0
+        self._pause = self._first_pause
+        self.reason = None
+        self.answered += 1
+
+    def _failed(self, reason: str, retry_after: float, trial: bool) -> None:
+        self._failures += 1
+        if self.reason is not None and not trial:
+            # This call began before the breaker opened. It may only make the pause longer.
+            self._until = max(self._until, self._clock() + retry_after)
+        elif self._failures >= FAILURES or retry_after:
+            self.reason = reason
+            self._until = self._clock() + max(self._pause, retry_after)
+            self._pause = min(self._longest_pause, 2 * self._pause)
+
+
+class BreakableJudge:
+    """A judge that may be down, behind a circuit breaker."""
+
+    def __init__(self) -> None:
+        self.breaker = Breaker()
+
+    @property
+    def down(self) -> str | None:
+        return self.breaker.reason
+
+    @property
+    def answered(self) -> int:
+        return self.breaker.answered
 
 
 #: How long a judge may be unreachable before judging again gives up, and how often it is tried meanwhile.

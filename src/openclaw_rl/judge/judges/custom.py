@@ -14,8 +14,7 @@ from typing import Any
 
 from openclaw_rl.aio import in_own_thread
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.judge.circuit_breaker import Breaker
-from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion, Questions, UserWords
+from openclaw_rl.judge.judges.base import BreakableJudge, Case, JudgeDown, JudgeFailed, Opinion, Questions, UserWords
 from openclaw_rl.judge.judges.wish_answers import read_object
 from openclaw_rl.judge.rules.wishes import MOST_WISHES
 from openclaw_rl.plugins import describe, load_plugin
@@ -62,7 +61,7 @@ class CallThreads:
             self._awaited -= 1
 
 
-class CustomJudge:
+class CustomJudge(BreakableJudge):
     """Asks the user's code.
 
     - An exception in it fails the turn's trial. The message names the file and the line.
@@ -74,21 +73,13 @@ class CustomJudge:
 
     def __init__(self, path: str, settings: dict[str, Any], timeout: float, hanging_pause: float = 10.0) -> None:
         """`hanging_pause`: seconds until a judge with too many hanging calls is tried again."""
+        super().__init__()
         self.timeout = timeout
         self.hanging_pause = hanging_pause
-        self.breaker = Breaker()
         self._threads = CallThreads()
         self._score, self._hint, self._wishes = judge_methods(load_plugin(path, OPTION, NAMES), path, settings)
         module = sys.modules.get(getattr(self._score, "__module__", None) or "")
         self.file = Path(getattr(module, "__file__", None) or path.partition(":")[0]).expanduser()
-
-    @property
-    def down(self) -> str | None:
-        return self.breaker.reason
-
-    @property
-    def answered(self) -> int:
-        return self.breaker.answered
 
     @property
     def reads_wishes(self) -> bool:

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.judge.askers import Asker, AskParams
-from openclaw_rl.judge.circuit_breaker import Breaker
-from openclaw_rl.judge.judges.base import MIN_HINT, WISHES_ALONE, Case, Opinion, Questions, UserWords
+from openclaw_rl.judge.judges.base import MIN_HINT, WISHES_ALONE, BreakableJudge, Case, Opinion, Questions, UserWords
 from openclaw_rl.judge.judges.wish_answers import MAX_INSTRUCTION, find_wishes, read_votes
 from openclaw_rl.judge.rules.wishes import MOST_WISHES
 from openclaw_rl.rendering.chat import Message, content_text
@@ -133,7 +132,7 @@ known wish back, the instruction is "".
 - wanted: the answer that the user wrote as the one they wanted ("It should say: …"), copied exactly; "" if none."""
 
 
-class LlmJudge:
+class LlmJudge(BreakableJudge):
     """Asks a language model each question several times and counts its votes."""
 
     source = Source.LLM
@@ -148,17 +147,9 @@ class LlmJudge:
         timeout: float,
         seed: int = 0,
     ) -> None:
+        super().__init__()
         self.asker, self.params, self.threshold = asker, params, threshold
         self.rubric, self.timeout, self.seed = rubric, timeout, seed
-        self.breaker = Breaker()
-
-    @property
-    def down(self) -> str | None:
-        return self.breaker.reason
-
-    @property
-    def answered(self) -> int:
-        return self.breaker.answered
 
     async def judge(self, case: Case, wanted: Questions) -> Opinion:
         wanted = wanted if case.user else wanted - WISHES_ALONE

@@ -15,22 +15,14 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from openclaw_rl.judge.judges.base import Case, Said, UserWords, said_after
+from openclaw_rl.judge.judges.base import Case, Said, UserWords
 from openclaw_rl.judge.rules.grammar import all_grammars, grammars_for
-from openclaw_rl.judge.rules.text import QUOTATION, mask_quotations, normalise, shorten, without_code
-from openclaw_rl.judge.rules.wishes import MOST_WISHES, is_unsafe, topic_of, without_material
-from openclaw_rl.rendering.chat import content_text
-from openclaw_rl.rendering.clients import is_passing, message_words
-from openclaw_rl.types import HeardWishes, Note, StoredTurn, Wish, scope_stems
+from openclaw_rl.judge.rules.text import QUOTATION, mask_quotations, normalise
+from openclaw_rl.judge.rules.wishes import MOST_WISHES, is_unsafe, topic_of
+from openclaw_rl.types import HeardWishes, Note, Wish, scope_stems
 
 #: Characters of an instruction, and of a scope.
 MAX_INSTRUCTION, MAX_SCOPE = 200, 90
-#: Known wishes that a judge is shown: those that were said last.
-MAX_NOTES_SHOWN = 20
-#: Characters at the beginning and the end of a long message in which wishes are looked for.
-HEAD, TAIL = 2000, 1000
-#: Results of tools that a wish is compared with.
-MAX_RESULTS = 20
 #: Places of an answer in which wishes may be, and braces before each that may begin the object.
 MAX_MARKS, MAX_BRACES = 8, 8
 #: Words of a topic that the rules do not name. A judge says itself which wishes its wish replaces.
@@ -57,24 +49,6 @@ _PLAIN_WORDS = frozenset(
     {"user", "users", "answer", "answers", "response", "responses", "always", "never", "when", "asks", "give", "write"}
     | {"nutzer", "nutzerin", "antworten", "usuario", "usuaria", "resposta", "respuesta", "utilisateur", "reponse"}
 )
-
-
-def words_around(turn: StoredTurn, notes: Sequence[Note]) -> UserWords | None:
-    """What a judge is shown of the user around a turn; None if nobody said anything in which there may be wishes."""
-    if turn.episode is not None:
-        return None
-    began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
-    openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
-    said = [Said(text, own_words(text), turn.created, opening=True) for text in openings]
-    said += [Said(text, own_words(text), when) for text, when in said_after(turn)]
-    known = sorted((note for note in notes if not note.question), key=attrgetter("said"))[-MAX_NOTES_SHOWN:]
-    heard = tuple(one for one in said if one.own)
-    return UserWords(heard, tuple(known), words_of_others(turn, heard)) if heard else None
-
-
-def own_words(text: str) -> str:
-    """A user's message without code, quoted lines and material; empty if it tries to change whom the model obeys."""
-    return "" if is_unsafe(text) else without_material(without_code(shorten(text, HEAD, TAIL))).strip()
 
 
 def find_wishes(answer: str) -> tuple[dict[str, Any] | None, int, int]:
@@ -245,15 +219,6 @@ def was_said(quoted: str, own: str) -> bool:
     # A model may leave words out.
     told = content(quoted)
     return bool(told) and len(told & content(outside)) >= COPIED_SHARE * len(told)
-
-
-def words_of_others(turn: StoredTurn, heard: Sequence[Said]) -> str:
-    """The results of tools, and what the user quotes or pastes."""
-    messages = [*turn.messages, *(turn.next_state or ())]
-    results = [content_text(one.get("content")) for one in messages if one.get("role") in ("tool", "function")]
-    pasted = [said.text.replace(said.own, " ") for said in heard]
-    quoted = [quotation for said in heard for quotation in QUOTATION.findall(said.own)]
-    return "\n".join(shorten(text, HEAD, TAIL) for text in [*results[-MAX_RESULTS:], *pasted, *quoted])
 
 
 def content(text: str, skipped: frozenset[str] | None = None) -> frozenset[str]:
