@@ -66,8 +66,8 @@ ONLY = {
 }
 #: Without the columns that hold tokens.
 CARD = (
-    "SELECT t.number, t.session, s.owner, s.id, t.completion, t.choice, t.kind, t.kind_reason, t.state, t.reason, "
-    "t.created, t.version, t.finish_reason, length(t.response) / 4 AS tokens, t.request, t.answer, t.next_state, "
+    "SELECT t.number, t.session, t.completion, t.choice, t.kind, t.kind_reason, t.state, t.reason, "
+    "t.created, t.version, length(t.response) / 4 AS tokens, t.request, t.answer, t.next_state, "
     f"(SELECT max(u.number) FROM update_turns u WHERE u.turn = t.number) AS used_by FROM turns t {SESSION}"
 )
 UPDATE = "SELECT u.*, (SELECT count(*) FROM update_turns t WHERE t.number = u.number) AS turns FROM updates u"
@@ -222,13 +222,11 @@ def turn_card(db: sqlite3.Connection, row: sqlite3.Row) -> TurnCard:
     return TurnCard(
         number=row["number"],
         session=row["session"],
-        key=SessionKey(row["owner"], row["id"]),
         completion=row["completion"],
         choice=row["choice"],
         kind_reason=row["kind_reason"],
         created=row["created"],
         version=row["version"],
-        finish_reason=row["finish_reason"],
         tokens=row["tokens"],
         update=row["used_by"],
         **said,

@@ -43,8 +43,8 @@ class TurnCard:
     """A turn in a conversation: what was new in its request, the answer, and what became of it. No tokens."""
 
     number: int
-    session: int
-    key: SessionKey
+    session: int | None
+    """None for a turn outside the live page."""
     completion: str
     choice: int
     kind: TurnKind
@@ -53,7 +53,6 @@ class TurnCard:
     reason: str
     created: float
     version: int
-    finish_reason: str
     tokens: int
     """Of the response."""
     asked: tuple[Mapping[str, Any], ...]

@@ -3,7 +3,7 @@
 import codecs
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,6 @@ from openclaw_rl.methods.practice import PracticeMethod
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.types import (
-    ConversationNote,
-    Feedback,
-    PractisedFrom,
     Question,
     SampleKind,
     Source,
@@ -28,9 +25,7 @@ from openclaw_rl.types import (
     StoredTurn,
     TopTokens,
     TurnCard,
-    TurnEpisode,
     TurnKind,
-    Verdict,
     Vote,
 )
 
@@ -232,114 +227,91 @@ class Utterance:
 class TurnView:
     """A turn, ready to be shown."""
 
-    number: int
-    version: int
-    state: State
-    reason: str
-    """Why it is not trained on."""
+    card: TurnCard
     asked: tuple[Utterance, ...]
-    answer: str
     came_next: tuple[Utterance, ...]
-    feedback: tuple[Feedback, ...]
-    verdict: Verdict | None
-    sample: SampleKind | None
     title: str = ""
-    session: int | None = None
-    completion: str = ""
-    choice: int = 0
-    created: float = 0.0
-    finish_reason: str = ""
-    length: int = 0
-    """Tokens of the answer."""
-    is_side: bool = False
-    can_rate: bool = False
-    can_correct: bool = False
-    update: int | None = None
-    episode_line: str = ""
-    notes: tuple[ConversationNote, ...] = ()
-    practised: PractisedFrom | None = None
     tokens: TokenView | None = None
     overlaps: Mapping[str, str] = field(default_factory=dict)
     """For each hint that was compared: what teacher and policy have in common under it."""
 
     @property
+    def answer(self) -> str:
+        return spoken(self.card.message)
+
+    @property
+    def is_side(self) -> bool:
+        return self.card.kind is TurnKind.SIDE
+
+    @property
+    def reason(self) -> str:
+        """Why it is not trained on."""
+        return self.card.kind_reason if self.is_side else self.card.reason
+
+    @property
+    def can_correct(self) -> bool:
+        return not self.is_side and self.card.episode is None
+
+    @property
+    def can_rate(self) -> bool:
+        return self.can_correct and self.card.state not in ALREADY_USED
+
+    @property
+    def episode_line(self) -> str:
+        """The turn's step in its episode, in one line."""
+        return describe_step(self.card.episode, None) if self.card.episode else ""
+
+    @property
     def state_words(self) -> str:
-        return STATES[self.state]
+        return STATES[self.card.state]
 
     @property
     def sample_words(self) -> str:
-        return SAMPLES[self.sample] if self.sample else ""
+        return SAMPLES[self.card.sample] if self.card.sample else ""
 
     @property
     def thumb(self) -> int:
         """The sign of the last explicit feedback; 0 without any."""
-        scores = [given.score for given in self.feedback if given.source is Source.EXPLICIT]
+        scores = [given.score for given in self.card.feedback if given.source is Source.EXPLICIT]
         return 0 if not scores else 1 if scores[-1] > 0 else -1 if scores[-1] < 0 else 0
 
     @property
     def score_votes(self) -> tuple[Vote, ...]:
-        return tuple(vote for vote in self.verdict.votes if vote.question is Question.SCORE) if self.verdict else ()
+        votes = self.card.verdict.votes if self.card.verdict else ()
+        return tuple(vote for vote in votes if vote.question is Question.SCORE)
 
 
 def from_card(card: TurnCard, *, with_next: bool = False) -> TurnView:
     """`with_next`: also the messages that followed, which the next turn of a conversation shows anyway."""
-    return TurnView(
-        number=card.number,
-        version=card.version,
-        state=card.state,
-        reason=card.kind_reason if card.kind is TurnKind.SIDE else card.reason,
-        asked=tuple(utterances(card.asked)),
-        answer=spoken(card.message),
-        came_next=tuple(utterances(card.came_next)) if with_next else (),
-        feedback=card.feedback,
-        verdict=card.verdict,
-        sample=card.sample,
-        session=card.session,
-        completion=card.completion,
-        choice=card.choice,
-        created=card.created,
-        finish_reason=card.finish_reason,
-        length=card.tokens,
-        is_side=card.kind is TurnKind.SIDE,
-        can_rate=card.kind is TurnKind.MAIN and card.episode is None and card.state not in ALREADY_USED,
-        can_correct=card.kind is TurnKind.MAIN and card.episode is None,
-        update=card.update,
-        notes=card.notes,
-        episode_line=step_line(card.episode),
-        practised=card.practised,
-    )
+    return TurnView(card, utterances(card.asked), utterances(card.came_next) if with_next else ())
 
 
 def from_turn(turn: StoredTurn, title: str, tokens: TokenView | None, overlaps: Mapping[str, str]) -> TurnView:
     """A whole turn with its tokens, for the report."""
     asked = [message for message in turn.messages if message.get("role") in ("user", "tool")]
-    return TurnView(
+    card = TurnCard(
         number=turn.number,
-        version=turn.version,
+        session=None,
+        completion=turn.completion,
+        choice=turn.choice,
+        kind=turn.kind,
+        kind_reason=turn.kind_reason,
         state=turn.state,
         reason=turn.reason,
-        asked=tuple(utterances(asked[-1:])),
-        answer=spoken(turn.message),
-        came_next=tuple(utterances(turn.next_state or ())),
+        created=turn.created,
+        version=turn.version,
+        tokens=len(turn.response_ids),
+        asked=tuple(asked[-1:]),
+        message=turn.message,
+        came_next=tuple(turn.next_state or ()),
         feedback=tuple(turn.feedback),
         verdict=turn.verdict,
         sample=turn.sample,
-        title=title,
-        created=turn.created,
-        finish_reason=turn.finish_reason,
-        length=len(turn.response_ids),
-        episode_line=step_line(turn.episode),
+        episode=turn.episode,
         notes=tuple(turn.notes),
-        tokens=tokens,
-        overlaps=overlaps,
     )
+    return TurnView(card, utterances(card.asked), utterances(card.came_next), title, tokens, overlaps)
 
 
-def utterances(messages: Sequence[Mapping[str, Any]]) -> Iterator[Utterance]:
-    for message in messages:
-        yield Utterance(str(message.get("role", "")), spoken(message))
-
-
-def step_line(episode: TurnEpisode | None) -> str:
-    """The turn's step in its episode, in one line."""
-    return describe_step(episode, None) if episode else ""
+def utterances(messages: Sequence[Mapping[str, Any]]) -> tuple[Utterance, ...]:
+    return tuple(Utterance(str(message.get("role", "")), spoken(message)) for message in messages)
