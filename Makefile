@@ -4,6 +4,7 @@ VLLM ?= .venv-vllm
 TINKER ?= .venv-tinker
 SGLANG ?= .sglang-types
 VERIFIERS ?= .venv-verifiers
+GGUF ?= .venv-gguf
 CLIENTS ?= .clients
 ARGS ?=
 # How long `make test-browser` keeps a page open to see whether memory grows.
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -68,6 +69,13 @@ $(VERIFIERS)/.installed:
 	@echo "Installing verifiers into $(VERIFIERS) …"
 	@$(PYTHON) -m venv $(VERIFIERS)
 	@$(VERIFIERS)/bin/python -m pip install -q --disable-pip-version-check verifiers==0.4.0
+	@touch $@
+
+# llama.cpp's own code as a package with wheels for Arm and x86; ours needs nothing of it.
+$(GGUF)/.installed:
+	@echo "Installing llama.cpp into $(GGUF) …"
+	@$(PYTHON) -m venv $(GGUF)
+	@$(GGUF)/bin/python -m pip install -q --disable-pip-version-check --only-binary :all: xllamacpp==2026.10.11549
 	@touch $@
 
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
@@ -123,7 +131,7 @@ test-parts: $(VENV)/.installed-dev
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
-	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed \
+	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed test-gguf:$(GGUF)/.installed \
 	test-ray:$(VENV)/.installed-ray test-clients:$(CLIENTS)/.installed test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
 test-all: ## run every suite (three hours; less with CHAOS="--scale 0.05" SOAK_SECONDS=60); prints what this machine cannot run, and why
 	@failed=; \
@@ -166,6 +174,9 @@ verifiers: $(VENV)/.installed $(VERIFIERS)/.installed ## install what openclaw-r
 test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step in a real environment of the verifiers package
 	@OPENCLAW_RL_VERIFIERS=$(abspath $(VERIFIERS))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_verifiers.py $(ARGS)
 
+test-gguf: $(VENV)/.installed-dev $(GGUF)/.installed ## compare llama.cpp with our engine on GGUF files of every family (three minutes)
+	@OPENCLAW_RL_GGUF=$(abspath $(GGUF))/bin/python $(BIN)/python -m pytest -rs -s tests/slow/test_gguf.py $(ARGS)
+
 test-ray: $(VENV)/.installed-ray ## run a server with two learner ranks on a Ray cluster of this machine, as a job
 	@OPENCLAW_RL_RAY=1 $(BIN)/python -m pytest -rs tests/slow/test_ray.py $(ARGS)
 
@@ -200,4 +211,4 @@ package: $(VENV)/.installed ## build dist/*.whl and dist/*.tar.gz, and try the w
 	@PYTHON=$(PYTHON) sh tests/slow/try_wheel.sh dist/*.whl
 
 clean: ## remove .venv and caches
-	rm -rf dist $(VENV) $(VLLM) $(TINKER) $(SGLANG) $(VERIFIERS) $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist $(VENV) $(VLLM) $(TINKER) $(SGLANG) $(VERIFIERS) $(GGUF) $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,17 +1,31 @@
-"""A merged model says what the base model says with its adapter, to programs that know nothing of adapters."""
+"""A merged model says what the base model says with its adapter, to programs that know nothing of adapters.
+
+`make test-gguf` compares what llama.cpp computes from the files with our engine.
+"""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.cli import main
-from openclaw_rl.engines.local.merge import merge_adapter
+from openclaw_rl.engines.local.gguf_export import GgufExport
+from openclaw_rl.engines.local.merge import UNFINISHED, fitting_adapter, merge_adapter
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger import notes
+from openclaw_rl.ledger.schema import open_ledger, transaction
+from openclaw_rl.models import read_gguf
+from support.decoders import FAMILIES
+from support.tiny_models import CONTROL, TEMPLATE
 
 IDS = torch.arange(40).reshape(2, 20)
 
@@ -117,3 +131,225 @@ def test_quantised_weights_are_refused_by_the_command(
     assert main(["merge", str(adapters[0]), str(out), "--model-name", str(model), *run_dir]) == 2
     assert "holds quantised weights" in capsys.readouterr().err
     assert not out.exists()
+
+
+def tensors_of(path: Path) -> dict[str, Any]:
+    """The tensors of a GGUF file, in the order of axes that PyTorch has."""
+    return {
+        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1].tolist())
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+
+
+def neighbours(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """The halves of each head, row by row in turn."""
+    size = len(rows) // heads
+    order = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
+    return rows[order]
+
+
+def test_a_gguf_file_has_the_merged_weights_under_the_names_of_llama_cpp(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    merge_adapter(tiny_model, adapters[0], tmp_path / "merged")
+    weights = {name: weight.numpy() for name, weight in load_file(tmp_path / "merged" / "model.safetensors").items()}
+    file = tmp_path / "model.gguf"
+    GgufExport(tiny_model, fitting_adapter(tiny_model, adapters[0]), "f32").write_model(file, "mine")
+    tensors = tensors_of(file)
+    assert len(tensors) == len(weights)
+    names = {"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_down": "mlp.down_proj"}
+    names |= {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.up_proj"}
+    for i in range(2):
+        for theirs, ours in names.items():
+            assert np.array_equal(tensors[f"blk.{i}.{theirs}.weight"], weights[f"model.layers.{i}.{ours}.weight"])
+        for side, heads in (("q", 4), ("k", 2)):
+            rows = neighbours(weights[f"model.layers.{i}.self_attn.{side}_proj.weight"], heads)
+            assert np.array_equal(tensors[f"blk.{i}.attn_{side}.weight"], rows)
+    assert np.array_equal(tensors["token_embd.weight"], weights["model.embed_tokens.weight"])
+    assert np.array_equal(tensors["output.weight"], weights["lm_head.weight"])
+    fields = fields_of(file)
+    sizes = {"context_length": 512, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96}
+    sizes |= {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16}
+    assert {name: fields[f"llama.{name}"] for name in sizes} == sizes
+    assert (fields["general.name"], fields["llama.rope.freq_base"]) == ("mine", 10000.0)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    assert fields["tokenizer.ggml.tokens"] == tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    control = [tokenizer.convert_tokens_to_ids(text) for text in CONTROL]
+    types = np.array(fields["tokenizer.ggml.token_type"])
+    assert np.flatnonzero(types == gguf.TokenType.CONTROL).tolist() == sorted(control)
+    assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
+    assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    assert fields["tokenizer.chat_template"] == TEMPLATE
+
+
+def test_transformers_reads_the_gguf_file_as_the_merged_model(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    GgufExport(tiny_model, fitting_adapter(tiny_model, adapters[0]), "f32").write_model(file, "mine")
+    model, _ = read_gguf(file)
+    with torch.no_grad():
+        found = model.eval()(IDS).logits
+    assert torch.allclose(found, logits(tiny_model, adapters[0]), atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "gap"), [("f16", 1e-3), ("bf16", 5e-3), ("q8_0", 1e-2)])
+def test_weights_are_rounded_and_vectors_are_not(
+    kind: str, gap: float, tiny_model: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    export = GgufExport(tiny_model, fitting_adapter(tiny_model, adapters[0]), kind)
+    export.write_model(tmp_path / "model.gguf", "mine")
+    export.write_adapter(tmp_path / "adapter.gguf", "mine")
+    for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors:
+        assert tensor.tensor_type.name == ("F32" if len(tensor.shape) == 1 else kind.upper())
+    exact = load_file(tiny_model / "model.safetensors")["model.embed_tokens.weight"].numpy()
+    stored = tensors_of(tmp_path / "model.gguf")["token_embd.weight"]
+    assert 0 < np.abs(stored - exact).max() <= gap * np.abs(exact).max()
+    # Rows of four numbers cannot be cut into blocks.
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "adapter.gguf").tensors}
+    assert kinds["blk.0.attn_v.weight.lora_b"] == ("F16" if kind == "q8_0" else kind.upper())
+
+
+def test_an_adapter_alone_is_the_same_change(tiny_model: Path, adapters: list[Path], tmp_path: Path) -> None:
+    merge_adapter(tiny_model, adapters[0], tmp_path / "merged")
+    merged, base = (load_file(folder / "model.safetensors") for folder in (tmp_path / "merged", tiny_model))
+    file = tmp_path / "adapter.gguf"
+    GgufExport(tiny_model, fitting_adapter(tiny_model, adapters[0]), "f32").write_adapter(file, "mine")
+    tensors, fields = tensors_of(file), fields_of(file)
+    assert (fields["general.type"], fields["adapter.type"]) == ("adapter", "lora")
+    for theirs, ours, heads in (("attn_k", "self_attn.k_proj", 2), ("ffn_gate", "mlp.gate_proj", 0)):
+        down, up = (tensors[f"blk.1.{theirs}.weight.lora_{side}"] for side in "ab")
+        change = fields["adapter.lora.alpha"] / len(down) * up @ down
+        name = f"model.layers.1.{ours}.weight"
+        expected = (merged[name] - base[name]).numpy()
+        assert np.allclose(change, neighbours(expected, heads) if heads else expected, atol=1e-5)
+    assert len(tensors) == 2 * 2 * 7
+
+
+def save_family(folder: Path, tiny_model: Path, family: str, **changes: Any) -> Path:
+    """A small model of a family with the tiny tokenizer, and with changes to its configuration."""
+    config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), "vocab_size": 410, **changes})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for path in tiny_model.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def test_a_tied_model_has_one_embedding_and_unused_tokens_for_rows_without_one(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = save_family(tmp_path / "model", tiny_model, "qwen3", tie_word_embeddings=True)
+    GgufExport(model, None, "f32").write_model(tmp_path / "model.gguf", "mine")
+    tensors, fields = tensors_of(tmp_path / "model.gguf"), fields_of(tmp_path / "model.gguf")
+    assert "output.weight" not in tensors
+    assert tensors["blk.0.attn_q_norm.weight"].shape == (32,)
+    # Qwen rotates halves in llama.cpp too.
+    weights = load_file(model / "model.safetensors")
+    assert np.array_equal(tensors["blk.0.attn_q.weight"], weights["model.layers.0.self_attn.q_proj.weight"].numpy())
+    assert fields["qwen3.attention.key_length"] == 32
+    assert fields["tokenizer.ggml.tokens"][-1] == "[PAD409]"
+    assert fields["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("qwen3", {"attention_bias": True}, r"no place for model\.layers\.0\.self_attn\.o_proj\.bias"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1]}, "rotate other layers"),
+        ("qwen2", {"rope_parameters": FAMILIES["llama-scaled-rope"].rope_parameters}, r"rotates in a way \(llama3\)"),
+        ("llama", {"vocab_size": 300}, "has only 300 embeddings"),
+    ],
+)
+def test_what_llama_cpp_would_compute_in_another_way_is_refused_in_a_sentence(
+    family: str, changes: dict[str, Any], reason: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = save_family(tmp_path / "model", tiny_model, family, **changes)
+    with pytest.raises(UserError, match=reason):
+        GgufExport(model, None, "f32").write_model(tmp_path / "model.gguf", "mine")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_a_tokenizer_without_a_name_in_llama_cpp_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.save(str(model / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"rules that .* has no name for"):
+        GgufExport(model, None, "f32").write_model(tmp_path / "model.gguf", "mine")
+
+
+def gguf_command(model: Path, checkpoint: Path, out: Path, *more: str) -> int:
+    run_dir = str(out.parent / "run")
+    return main(["merge", str(checkpoint), str(out), "--model-name", str(model), "--run-dir", run_dir, *more])
+
+
+def test_the_command_writes_a_gguf_file_and_a_modelfile(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gguf_command(tiny_model, adapters[0], tmp_path / "out", "--gguf", "f16") == 0
+    assert "ollama create" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["Modelfile", "model.gguf"]
+    text = (tmp_path / "out" / "Modelfile").read_text()
+    assert text.startswith("FROM ./model.gguf\nTEMPLATE ")
+    assert "SYSTEM" not in text
+    assert gguf_command(tiny_model, adapters[0], tmp_path / "lora", "--gguf", "f16", "--adapter-only") == 0
+    assert sorted(path.name for path in (tmp_path / "lora").iterdir()) == ["Modelfile", "adapter.gguf"]
+    assert "ADAPTER ./adapter.gguf" in (tmp_path / "lora" / "Modelfile").read_text()
+    assert gguf_command(tiny_model, tiny_model, tmp_path / "base", "--gguf", "f32") == 0
+    assert (tmp_path / "base" / "model.gguf").is_file()
+    for flags in (["--adapter-only"], ["--with-notes"], ["--gguf", "q2"]):
+        assert gguf_command(tiny_model, adapters[0], tmp_path / "no", *flags) == 2
+    assert gguf_command(tiny_model, tiny_model, tmp_path / "no", "--gguf", "f32", "--adapter-only") == 2
+    assert not (tmp_path / "no").exists()
+
+
+def test_nothing_unfinished_is_taken_for_a_model(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = tmp_path / "killed" / UNFINISHED
+    killed.mkdir(parents=True)
+    (killed / "model.gguf").write_text("half a file")
+    assert gguf_command(tiny_model, adapters[0], tmp_path / "killed", "--gguf", "f16") == 0
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["Modelfile", "model.gguf"]
+
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gguf, "quantize", interrupted)
+    assert gguf_command(tiny_model, adapters[0], tmp_path / "out", "--gguf", "f16") == 130
+    assert not (tmp_path / "out").exists()
+
+
+def test_notes_get_into_the_modelfile_of_who_agrees_and_of_one_user_only(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    with open_ledger(run_dir, create_missing=True) as db, transaction(db):
+        kept = notes.add(db, "ada", 'Call me """Ada""".')
+        removed = notes.add(db, "ada", "Answer in French.", "language")
+        notes.remove(db, removed.number)
+        notes.add(db, "ben", "Talk like a pirate.")
+    (run_dir / "server.json").write_text("{}")
+
+    def text(out: str, *flags: str) -> str:
+        assert gguf_command(tiny_model, adapters[0], tmp_path / out, "--gguf", "f16", *flags) == 0
+        return (tmp_path / out / "Modelfile").read_text()
+
+    assert kept.text not in text("silent")
+    with_notes = text("flag", "--with-notes", "--user", "ada")
+    assert "SYSTEM \"\"\"Call me '''Ada'''.\"\"\"\n" in with_notes
+    assert "French" not in with_notes
+    assert "pirate" not in with_notes
+    assert gguf_command(tiny_model, adapters[0], tmp_path / "x", "--gguf", "f16", "--with-notes", "--user", "eve") == 2
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    for answer in ("n", "", "y"):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        assert ("pirate" in text(f"asked-{answer}", "--user", "ben")) == (answer == "y")

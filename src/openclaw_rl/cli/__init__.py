@@ -19,6 +19,7 @@ from openclaw_rl.cli import (
     eval,
     forget,
     launch,
+    merge,
     notes,
     practise,
     rejudge,
@@ -39,7 +40,7 @@ from openclaw_rl.terminal import printable
 #: In the order that --help lists them.
 COMMANDS = (
     *(serve, train, demo, eval, wishes, rollout, chat, connect, doctor, status, sessions, notes, practise),
-    *(trajectories, rejudge, checkpoints, report, forget, launch, completion),
+    *(trajectories, rejudge, checkpoints, merge, report, forget, launch, completion),
 )
 #: Exit status for an error that the user can fix, as in argparse.
 USAGE_ERROR = 2

@@ -1,28 +1,24 @@
-"""`openclaw-rl checkpoints`, `rollback`, `relearn`, `merge`: list the checkpoints of a run, serve an earlier one, learn
-from what the guard set aside, merge one."""
+"""`openclaw-rl checkpoints`, `rollback`, `relearn`: list the checkpoints of a run, serve an earlier one, learn from
+what the guard set aside."""
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
-from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console, print_titled, progress
+from openclaw_rl.terminal import console, print_titled
 
 ROLLBACK_DOC = "serve an earlier policy, and continue learning from it"
 RELEARN_DOC = "learn from the turns that the guard set aside, all the same"
-MERGE_DOC = "write a model with an adapter merged into its weights"
 
 
 def add(commands: Any) -> None:
     add_checkpoints(commands)
     add_rollback(commands)
     add_command(commands, "relearn", RELEARN_DOC, run_relearn, (*RUN_OPTIONS, *KEY_OPTIONS))
-    add_merge(commands)
 
 
 def add_checkpoints(commands: Any) -> None:
@@ -111,28 +107,4 @@ def run_relearn(options: argparse.Namespace) -> int:
         console().print(f"{plural(turns, 'turn waits', 'turns wait')} to be trained on again. The guard still watches.")
     else:
         console().print("The guard has set no turns aside.")
-    return 0
-
-
-def add_merge(commands: Any) -> None:
-    parser = add_command(commands, "merge", MERGE_DOC, run_merge, (*RUN_OPTIONS, "model_name", "cache_dir"))
-    parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint, or any PEFT folder of this model")
-    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
-
-
-def run_merge(options: argparse.Namespace) -> int:
-    from openclaw_rl.engines.local.families import runnable
-    from openclaw_rl.engines.local.merge import merge_adapter
-    from openclaw_rl.models import fetch_model
-
-    config = run_config(options)
-    base = runnable(fetch_model(config.model.model_name, config.run.cache))
-    try:
-        with progress() as shown:
-            merge_adapter(
-                base, options.checkpoint, options.out, lambda parts: shown.track(parts, description="Merging")
-            )
-    except OSError as error:
-        raise UserError(f"The model cannot be written to {options.out}: {error.strerror or error}.") from None
-    console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)
     return 0

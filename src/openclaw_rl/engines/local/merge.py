@@ -1,10 +1,16 @@
-"""Merges a base model and an adapter into one model folder, for programs that cannot load adapters."""
+"""Adds an adapter to the weights of its model, and writes the result as a model folder.
 
-from collections.abc import Callable, Iterable
+For programs that cannot load adapters. `gguf_export` writes the same weights as a GGUF file.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import write_tensors
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
@@ -12,13 +18,43 @@ from openclaw_rl.engines.local.training.lora import module_path
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import ON_TINKER, copy_companion_files
 
+#: In a folder that is being written: what there is of it so far.
+UNFINISHED = ".unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class FittingAdapter:
+    """An adapter that fits a model."""
+
+    scale: float
+    """What the product of two factors is multiplied by."""
+    factors: Mapping[str, Mapping[str, Tensor]]
+    """A [rank, in] and B [out, rank], by the name of the weight that they change."""
+
+    def add(self, name: str, weight: Tensor) -> Tensor:
+        """A weight with its change; in float32 if it has one."""
+        factors = self.factors.get(name)
+        if factors is None:
+            return weight
+        return weight.float() + self.scale * factors["B"].float() @ factors["A"].float()
+
 
 def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
     """Write `base` with `adapter` added to its weights into a new folder. Raises UserError."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} is not empty: choose a new folder.")
     if (adapter / "config.json").exists():
         raise UserError(f"{adapter} is already a whole model: no merge is needed.")
+    fitting = fitting_adapter(base, adapter)
+    with finished_folder(out) as folder:
+        copy_companion_files(base, folder)
+        for shard in track(sorted(base.glob("*.safetensors"))):
+            with safe_open(shard, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            merged = {name: fitting.add(name, tensor).to(tensor.dtype) for name, tensor in tensors.items()}
+            write_tensors(merged, folder / shard.name)
+
+
+def fitting_adapter(base: Path, adapter: Path) -> FittingAdapter:
+    """The adapter in a PEFT folder. Raises UserError if it does not fit the model."""
     if (adapter / ON_TINKER).exists():
         raise UserError(
             f"The policy in {adapter} is stored on Tinker, under the path in {ON_TINKER}: download it first."
@@ -27,32 +63,49 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
         config, modules = read_adapter(adapter)
     except BadPolicy as error:
         raise UserError(f"{error}.") from None
+    factors = {f"{module_path(*module)}.weight": pair for module, pair in modules.items()}
+    shapes = weight_shapes(base)
+    for name, pair in factors.items():
+        if name not in shapes:
+            raise UserError(f"{adapter} adapts {name}, which {base} does not have.")
+        if shapes[name] != [pair["B"].shape[0], pair["A"].shape[1]]:
+            raise UserError(f"{adapter} does not fit {base}: {name} has another size there.")
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-    deltas = {f"{module_path(*module)}.weight": factors for module, factors in modules.items()}
-    check_fit(base, adapter, deltas)
-    out.mkdir(parents=True, exist_ok=True)
-    copy_companion_files(base, out)
-    for shard in track(sorted(base.glob("*.safetensors"))):
-        with safe_open(shard, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        for name in tensors.keys() & deltas.keys():
-            factors = deltas.pop(name)
-            change = scale * factors["B"].float() @ factors["A"].float()
-            tensors[name] = (tensors[name].float() + change).to(tensors[name].dtype)
-        write_tensors(tensors, out / shard.name)
+    return FittingAdapter(scale, factors)
 
 
-def check_fit(base: Path, adapter: Path, deltas: dict[str, Any]) -> None:
-    """Check that the adapter fits this model. Raises UserError."""
+def weight_shapes(folder: Path) -> dict[str, list[int]]:
+    """The size of every tensor in a model folder, by name. Raises UserError."""
     shapes: dict[str, list[int]] = {}
-    for shard in base.glob("*.safetensors"):
+    for shard in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(shard, framework="pt") as file:
                 shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise UserError(f"{shard} is damaged: {error}.") from error
-    for name, factors in deltas.items():
-        if name not in shapes:
-            raise UserError(f"{adapter} adapts {name}, which {base} does not have.")
-        if shapes[name] != [factors["B"].shape[0], factors["A"].shape[1]]:
-            raise UserError(f"{adapter} does not fit {base}: {name} has another size there.")
+    return shapes
+
+
+@contextlib.contextmanager
+def finished_folder(out: Path) -> Iterator[Path]:
+    """A folder to write into, whose files get into `out` when all are complete. Raises UserError if `out` is in use.
+
+    If writing fails, nothing is left. What a killed program leaves has another name, and the next run removes it.
+    """
+    there = out.exists()
+    if there and not (out.is_dir() and all(path.name == UNFINISHED for path in out.iterdir())):
+        raise UserError(f"{out} is not empty: choose a new folder.")
+    folder = out / UNFINISHED
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        for path in sorted(folder.iterdir(), reverse=True):
+            path.replace(out / path.name)
+        folder.rmdir()
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not there:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+        raise

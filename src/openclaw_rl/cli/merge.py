@@ -1,0 +1,192 @@
+"""`openclaw-rl merge`: a learned policy as a model for other programs: Transformers, vLLM, llama.cpp, Ollama."""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.errors import UserError
+from openclaw_rl.terminal import console, progress
+
+if TYPE_CHECKING:
+    from openclaw_rl.engines.local.gguf_export import GgufExport
+
+DOC = "write a model with an adapter merged into its weights, also for llama.cpp and Ollama"
+#: As in `gguf_export`, which is slow to import.
+TYPES = ("f32", "f16", "bf16", "q8_0")
+EXAMPLE = """To run what you have learned in Ollama:
+  openclaw-rl merge runs/default/checkpoints/FOLDER my-model --gguf f16
+  ollama create my-model -f my-model/Modelfile     # --quantize q4_K_M for a quarter of the size
+  ollama run my-model
+'openclaw-rl checkpoints' lists the folders. In llama.cpp: llama-server -m my-model/model.gguf"""
+MODEL, ADAPTER, MODELFILE = "model.gguf", "adapter.gguf", "Modelfile"
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "merge", DOC, run, (*RUN_OPTIONS, "model_name", "cache_dir"))
+    parser.epilog = EXAMPLE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint, or any PEFT folder of this model")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    parser.add_argument(
+        "--gguf",
+        choices=TYPES,
+        metavar="TYPE",
+        help=f"write {MODEL}, with weights of this type ({', '.join(TYPES)}), and a {MODELFILE} for Ollama; CKPT may "
+        "then be a whole model too",
+    )
+    parser.add_argument(
+        "--adapter-only",
+        action="store_true",
+        help=f"with --gguf: write {ADAPTER}, a LoRA for a GGUF file of the model itself",
+    )
+    notes = parser.add_mutually_exclusive_group()
+    notes.add_argument(
+        "--with-notes",
+        action="store_true",
+        default=None,
+        help=f"with --gguf: put your notes that are active into the {MODELFILE}, as the system text. Whoever gets the "
+        "file can read them (default: ask; none without a terminal)",
+    )
+    notes.add_argument("--without-notes", action="store_false", dest="with_notes", help="do not ask about notes")
+    parser.add_argument("--user", metavar="KEY-NAME", help="the API key whose notes are meant; never those of several")
+
+
+def run(options: argparse.Namespace) -> int:
+    config = run_config(options)
+    if options.gguf is None:
+        for flag in ("adapter_only", "with_notes", "user"):
+            if getattr(options, flag):
+                raise UserError(f"--{flag.replace('_', '-')} needs --gguf.")
+    try:
+        return write_gguf(options, config) if options.gguf else write_folder(options, config)
+    except OSError as error:
+        raise UserError(f"The model cannot be written to {options.out}: {error.strerror or error}.") from None
+
+
+def write_folder(options: argparse.Namespace, config: Config) -> int:
+    from openclaw_rl.engines.local.merge import merge_adapter
+
+    with progress() as shown:
+        merge_adapter(
+            base_model(config),
+            options.checkpoint,
+            options.out,
+            lambda parts: shown.track(parts, description="Merging"),
+        )
+    console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)
+    return 0
+
+
+def base_model(config: Config) -> Path:
+    from openclaw_rl.engines.local.families import runnable
+    from openclaw_rl.models import fetch_model
+
+    return runnable(fetch_model(config.model.model_name, config.run.cache))
+
+
+def write_gguf(options: argparse.Namespace, config: Config) -> int:
+    from openclaw_rl.engines.local.families import runnable
+    from openclaw_rl.engines.local.gguf_export import GgufExport
+    from openclaw_rl.engines.local.merge import finished_folder, fitting_adapter
+
+    is_whole = (options.checkpoint / "config.json").exists()
+    if is_whole and options.adapter_only:
+        raise UserError(f"{options.checkpoint} is a whole model: it has no adapter.")
+    base = runnable(options.checkpoint) if is_whole else base_model(config)
+    adapter = None if is_whole else fitting_adapter(base, options.checkpoint)
+    export = GgufExport(base, adapter, options.gguf)
+    with finished_folder(options.out) as folder:
+        notes = chosen_notes(options, config)
+        file = write_file(export, folder, options.out.absolute().name, options.adapter_only)
+        (folder / MODELFILE).write_text(modelfile_text(config, base, options.adapter_only, notes))
+    out = console()
+    path = options.out / file
+    out.print(Text(f"{path}: {path.stat().st_size / 1e9:.2f} GB"), soft_wrap=True)
+    if options.adapter_only:
+        out.print(
+            Text(
+                f"It is for a GGUF file of the base model: openclaw-rl merge {base} BASE --gguf f16. "
+                f"Then: llama-server -m BASE/{MODEL} --lora {path}"
+            ),
+            soft_wrap=True,
+        )
+    else:
+        out.print(Text(f"In Ollama: ollama create my-model -f {options.out / MODELFILE}"), soft_wrap=True)
+    return 0
+
+
+def write_file(export: "GgufExport", folder: Path, name: str, adapter_only: bool) -> str:
+    """Write the file, with a bar; returns its name."""
+    with progress() as shown:
+
+        def track(parts: list[Any]) -> Iterable[Any]:
+            return shown.track(parts, description="Writing")
+
+        if adapter_only:
+            export.write_adapter(folder / ADAPTER, name, track)
+            return ADAPTER
+        export.write_model(folder / MODEL, name, track)
+        return MODEL
+
+
+def modelfile_text(config: Config, base: Path, adapter_only: bool, notes: list[str]) -> str:
+    from openclaw_rl.app.server import sampling_defaults
+    from openclaw_rl.rendering.chat import ChatRenderer
+    from openclaw_rl.rendering.modelfile import modelfile
+
+    lines = [f"FROM ./{MODEL}"]
+    if adapter_only:
+        lines = [f"# Put a GGUF file of the base model beside this file, as {MODEL}.", *lines, f"ADAPTER ./{ADAPTER}"]
+    defaults = sampling_defaults(config, base)
+    parameters: dict[str, float] = {
+        "temperature": defaults.temperature,
+        "top_p": defaults.top_p,
+        "top_k": defaults.top_k,
+        "repeat_penalty": 1,
+    }
+    if defaults.max_tokens is not None:
+        parameters["num_predict"] = defaults.max_tokens
+    return modelfile(ChatRenderer(base), lines, notes, parameters)
+
+
+def chosen_notes(options: argparse.Namespace, config: Config) -> list[str]:
+    """The notes that are put into the file: those of one owner, and only if they are asked for."""
+    from openclaw_rl.cli.notes import only_owner
+    from openclaw_rl.ledger.notes import of_owner
+    from openclaw_rl.ledger.run_dir import was_served
+    from openclaw_rl.ledger.schema import open_ledger
+    from openclaw_rl.types import NoteState
+
+    asks = options.with_notes is None and sys.stdin.isatty() and sys.stdout.isatty()
+    if not (options.with_notes or asks) or (asks and not was_served(config.run.folder)):
+        return []
+    with open_ledger(config.ledger_dir, readonly=True) as db:
+        try:
+            owner = options.user or only_owner(db)
+        except UserError as error:
+            if options.with_notes:
+                raise
+            console().print(Text(f"No notes are put into the {MODELFILE}: give --with-notes for those of one. {error}"))
+            return []
+        notes = [note.text for note in of_owner(db, owner) if note.state is NoteState.ACTIVE]
+    if not notes:
+        if options.with_notes:
+            raise UserError(f"{owner} has no active note: leave --with-notes out. 'openclaw-rl notes' lists them.")
+        return []
+    return notes if options.with_notes or agreed(owner, notes) else []
+
+
+def agreed(owner: str, notes: list[str]) -> bool:
+    """Show the notes, and ask whether to put them into the file."""
+    out = console()
+    out.print(Text(f"The notes of {owner} that are active:"), soft_wrap=True)
+    for note in notes:
+        out.print(Text(f"  {note}"), soft_wrap=True)
+    question = f"Put them into the {MODELFILE}? Whoever gets the file can read them. [y/N] "
+    return input(question).strip().lower() in ("y", "yes")
