@@ -96,8 +96,9 @@ def serve_echo(port: int) -> None:
 
 
 def serve_ours(port: int, ledger: Ledger | None = None, notes: NotesOptions | None = None) -> None:
+    from openclaw_rl.api.answering import SamplingDefaults
     from openclaw_rl.api.app import create_app
-    from openclaw_rl.api.service import ChatService, SamplingDefaults
+    from openclaw_rl.api.service import ChatService
     from openclaw_rl.rendering.chat import ChatRenderer
 
     renderer = ChatRenderer(model_folder())

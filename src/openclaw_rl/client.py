@@ -38,7 +38,7 @@ BUSY_STATUSES = (429, 503)
 TOO_LONG = "context_length_exceeded"
 GIVE_KEY = "Give --api-key, or set SGLANG_API_KEY."
 CHAT, READY = "/v1/chat/completions", "/readyz"
-DATA, DONE = b"data: ", b"[DONE]"
+DATA, DONE = b"data:", b"[DONE]"
 
 
 class ServerError(UserError):

@@ -118,7 +118,7 @@ REFUSALS = [
     (b"[]", 400, "must be a JSON object"),
     ({}, 400, "messages: Field required"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "'image' is not supported"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "this model cannot see images"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, 400, "'document' is not supported"),
     (
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]}]},

@@ -16,7 +16,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 def bench(tiny_model: Path) -> Iterator[Bench]:
     """A server whose engine says that it can restrict answers; its script need not fit."""
     with running(Bench(tiny_model)) as bench:
-        bench.service.rules.constrains = True
+        bench.service.reader.rules.constrains = True
         yield bench
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
@@ -12,8 +13,8 @@ import numpy as np
 from openclaw_rl.api.capture.turn import Choice, OpenTurn
 from openclaw_rl.api.errors import from_engine
 from openclaw_rl.api.server_metrics import ServerMetrics
-from openclaw_rl.engines.base import EngineUnavailable, SampleStream
-from openclaw_rl.rendering.chat import RenderedPrompt
+from openclaw_rl.engines.base import EngineUnavailable, SampleStream, TextPiece, TextStream
+from openclaw_rl.rendering.chat import CHARACTERS_PER_TOKEN, RenderedPrompt
 from openclaw_rl.rendering.response import Delta
 from openclaw_rl.types import FinishReason, SampledToken, SamplingParams
 
@@ -51,27 +52,24 @@ class LoopWatch:
         return bool((self._repeated >= LOOP_TOKENS).any())
 
 
-class Completion:
+class Completion(ABC):
     """A request that is being answered. Await `ready`, then iterate once.
 
     - The last update is yielded only after the turn has been stored, or storing it has failed.
     - Leaving the iteration early, or `close`, stops the generation.
     - Each request is counted once in the metrics, however it ends.
-    - With `stops_loops`, a choice that repeats itself ends there, as if it had reached its limit.
     """
 
     def __init__(
         self,
         prompt: RenderedPrompt,
         params: SamplingParams,
-        stream: SampleStream,
+        stream: SampleStream | TextStream,
         choices: list[Choice],
         metrics: ServerMetrics,
         turn: OpenTurn | None,
         arrived: float,
         id_prefix: str,
-        *,
-        stops_loops: bool = False,
     ) -> None:
         self.id = id_prefix + token_hex(16)
         self._began = time.time()
@@ -82,9 +80,8 @@ class Completion:
         self._metrics = metrics
         self._turn = turn
         self._arrived = arrived
-        self._batches = aiter(stream)
-        self._first: list[SampledToken] | None = None
-        self._loops = [LoopWatch() for _ in choices] if stops_loops else []
+        self._batches: AsyncIterator[list[Any]] = aiter(stream)
+        self._first: list[Any] | None = None
 
     @property
     def version(self) -> int:
@@ -102,14 +99,22 @@ class Completion:
         return self._turn is not None
 
     def usage(self) -> dict[str, Any]:
-        prompt = len(self.prompt.ids)
-        completion = sum(len(choice.tokens) for choice in self.choices)
+        """OpenAI's numbers of tokens; whole when the answer is."""
+        prompt, completion, cached = self._tokens()
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self._stream.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+    @abstractmethod
+    def _tokens(self) -> tuple[int, int, int]:
+        """The tokens of the prompt, of all answers, and those of the prompt that were cached."""
+
+    @abstractmethod
+    def _read(self, batch: list[Any]) -> Iterator[ChoiceUpdate]:
+        """What has become of the choices that a batch is about."""
 
     async def ready(self) -> None:
         """Wait for the first tokens. Raises ApiError if there will be none, while an HTTP status can still be sent."""
@@ -128,16 +133,16 @@ class Completion:
     async def __aiter__(self) -> AsyncIterator[ChoiceUpdate]:
         status = "cancelled"
         try:
-            tokens = self._first
-            while tokens is not None:
-                updates = list(self._read(tokens))
+            batch = self._first
+            while batch is not None:
+                updates = list(self._read(batch))
                 if all(choice.finish_reason for choice in self.choices):
                     # A client that has received the last piece of an answer can rely on the ledger to have the turn.
                     await self._record()
                     status = "ok"
                 for update in updates:
                     yield update
-                tokens = await anext(self._batches, None)
+                batch = await anext(self._batches, None)
         except EngineUnavailable as error:
             status = "failed"
             raise from_engine(error) from error
@@ -150,6 +155,57 @@ class Completion:
             self._turn.close()
         self._count(status)
 
+    async def _record(self) -> None:
+        turn = self._turn
+        if turn is not None:
+            await turn.record(
+                turn.answered(
+                    index,
+                    choice,
+                    completion=self.id,
+                    created=self._began,
+                    version=self.version,
+                    sampling=self.params,
+                    cached_tokens=self._tokens()[2],
+                    usage=self._told_usage(),
+                )
+                for index, choice in enumerate(self.choices)
+            )
+
+    def _told_usage(self) -> dict[str, int]:
+        """The numbers of tokens that another API gave."""
+        return {}
+
+    def close(self) -> None:
+        """Stop the generation. The iteration ends."""
+        self._stream.close()
+
+    def _count(self, status: str) -> None:
+        usage = self.usage()
+        self._metrics.requests[status].inc()
+        self._metrics.recent.add_request()
+        self._metrics.prompt_tokens.inc(usage["prompt_tokens"])
+        self._metrics.cached_tokens.inc(usage["prompt_tokens_details"]["cached_tokens"])
+        self._metrics.completion_tokens.inc(usage["completion_tokens"])
+        self._metrics.duration.observe(time.perf_counter() - self._arrived)
+
+
+class TokenCompletion(Completion):
+    """A completion whose tokens are sampled here.
+
+    With `stops_loops`, a choice that repeats itself ends there, as if it had reached its limit.
+    """
+
+    _stream: SampleStream
+
+    def __init__(self, *arguments: Any, stops_loops: bool = False) -> None:
+        super().__init__(*arguments)
+        self._loops = [LoopWatch() for _ in self.choices] if stops_loops else []
+
+    def _tokens(self) -> tuple[int, int, int]:
+        completion = sum(len(choice.tokens) for choice in self.choices)
+        return len(self.prompt.ids), completion, self._stream.cached_tokens
+
     def _read(self, tokens: list[SampledToken]) -> Iterator[ChoiceUpdate]:
         for index, choice in enumerate(self.choices):
             if choice.finish_reason is None:
@@ -158,6 +214,7 @@ class Completion:
                     yield self._advance(index, choice, new_tokens)
 
     def _advance(self, index: int, choice: Choice, tokens: list[SampledToken]) -> ChoiceUpdate:
+        assert choice.parser is not None
         loop = self._end_of_loop(index, tokens)
         taken, deltas = choice.parser.push([token.token_id for token in tokens[:loop]])
         tokens = tokens[:taken]
@@ -178,38 +235,33 @@ class Completion:
         watch = self._loops[index]
         return next((place for place, token in enumerate(tokens, start=1) if watch.push(token.token_id)), None)
 
-    async def _record(self) -> None:
-        turn = self._turn
-        if turn is not None:
-            await turn.record(
-                turn.answered(
-                    index,
-                    choice,
-                    completion=self.id,
-                    created=self._began,
-                    version=self.version,
-                    sampling=self.params,
-                    cached_tokens=self._stream.cached_tokens,
-                )
-                for index, choice in enumerate(self.choices)
-            )
 
-    def close(self) -> None:
-        """Stop the generation. The iteration ends."""
-        self._stream.close()
+class TextCompletion(Completion):
+    """A completion that another API gives as text. Its numbers of tokens are those of the API, or estimates."""
 
-    def _count(self, status: str) -> None:
-        usage = self.usage()
-        self._metrics.requests[status].inc()
-        self._metrics.recent.add_request()
-        self._metrics.prompt_tokens.inc(usage["prompt_tokens"])
-        self._metrics.cached_tokens.inc(usage["prompt_tokens_details"]["cached_tokens"])
-        self._metrics.completion_tokens.inc(usage["completion_tokens"])
-        self._metrics.duration.observe(time.perf_counter() - self._arrived)
+    _stream: TextStream
+
+    def _tokens(self) -> tuple[int, int, int]:
+        told = self._stream.usage
+        written = sum(len(str(choice.message.body()["content"] or "")) for choice in self.choices)
+        completion = told.get("completion_tokens", written // CHARACTERS_PER_TOKEN)
+        return told.get("prompt_tokens", self.prompt.length), completion, told.get("cached_tokens", 0)
+
+    def _read(self, batch: list[TextPiece]) -> Iterator[ChoiceUpdate]:
+        for piece in batch:
+            choice = self.choices[piece.index]
+            for delta in piece.deltas:
+                choice.message.add(delta)
+            choice.finish_reason = piece.finish
+            yield ChoiceUpdate(piece.index, [], list(piece.deltas), piece.finish)
+
+    def _told_usage(self) -> dict[str, int]:
+        return dict(self._stream.usage)
 
 
 def finish_reason(choice: Choice, engine: FinishReason | None) -> str:
     """OpenAI's name for why a choice ended."""
+    assert choice.parser is not None
     if engine is FinishReason.LENGTH and not choice.parser.stopped:
         return "length"
     return "tool_calls" if choice.parser.called_tools else "stop"

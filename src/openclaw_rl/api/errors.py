@@ -1,6 +1,7 @@
-"""Errors in the shape of OpenAI's API; for Anthropic's clients, in the shape of Anthropic's."""
+"""Errors in the shape of OpenAI's API; for Anthropic's and Ollama's clients, in the shape of theirs."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from openclaw_rl.engines.base import ConstraintRefused, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import ApiRefused, ConstraintRefused, EngineUnavailable, QueueFull
 from openclaw_rl.ledger import errors as ledger_errors
 from openclaw_rl.ledger.errors import BadResult, CaptureSuspended, LedgerError
 
@@ -41,6 +42,8 @@ ANTHROPIC_ERROR_TYPES = {
 #: The paths of Anthropic's API begin with this, and its clients send this header everywhere.
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_HEADER = "anthropic-version"
+#: So do those of Ollama's own API.
+OLLAMA_PATHS = "/api/"
 #: What the ledger refuses: status, code, and the field at fault.
 LEDGER_REFUSALS: Mapping[type[LedgerError], tuple[int, str, str | None]] = {
     ledger_errors.UnknownTurn: (404, "unknown_completion", "id"),
@@ -77,18 +80,25 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
-        kind = ERROR_TYPES.get(self.status, "invalid_request_error")
+        kind = ERROR_TYPES.get(self.status, "server_error" if self.status > 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic_body(self) -> dict[str, Any]:
-        kind = ANTHROPIC_ERROR_TYPES.get(self.status, "invalid_request_error")
+        kind = ANTHROPIC_ERROR_TYPES.get(self.status, "api_error" if self.status > 500 else "invalid_request_error")
         # Claude Code shortens its history when it reads these words.
         start = "prompt is too long: " if self.code == "context_length_exceeded" else ""
         return {"type": "error", "error": {"type": kind, "message": start + self.message}}
 
+    def ollama_body(self) -> dict[str, str]:
+        return {"error": self.message}
+
     def response(self, scope: Scope | None = None) -> JSONResponse:
         """The answer to the request with this `scope`, in the shape that its client knows."""
-        body = self.anthropic_body() if scope and is_anthropic(scope) else self.body()
+        body: dict[str, Any] = self.body()
+        if scope and str(scope["path"]).startswith(OLLAMA_PATHS):
+            body = self.ollama_body()
+        elif scope and is_anthropic(scope):
+            body = self.anthropic_body()
         return JSONResponse(body, self.status, self.headers)
 
 
@@ -103,6 +113,9 @@ def from_engine(error: QueueFull | EngineUnavailable) -> ApiError:
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
     if isinstance(error, ConstraintRefused):
         return ApiError(400, str(error), code="invalid_schema")
+    if isinstance(error, ApiRefused):
+        later = {"Retry-After": str(math.ceil(error.retry_after))} if error.retry_after is not None else None
+        return ApiError(error.status, str(error), code=error.code, headers=later)
     return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
 
 

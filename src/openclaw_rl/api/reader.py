@@ -13,11 +13,10 @@ from fastapi import Request
 
 from openclaw_rl.api.capture.classify import NamedSession, episode_of, named_session
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest, JsonSchemaFormat, NamedTool, TextRequest
+from openclaw_rl.api.wire import ChatRequest, JsonSchemaFormat, NamedTool, TextRequest, check_supported
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.call_format import CallFormat
-from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
-from openclaw_rl.rendering.history import TemplateInput
+from openclaw_rl.rendering.chat import ChatError, RenderedPrompt, Renderer, TemplateInput
 from openclaw_rl.rendering.tokenizer import TooLong
 from openclaw_rl.types import Constraint, EpisodeMode, JsonForm, Thinking
 
@@ -252,7 +251,8 @@ class RequestReader:
     - Requests of a megabyte and more are read one at a time, and delay no smaller ones.
     """
 
-    def __init__(self, renderer: ChatRenderer, sampler: Sampler, rules: AnswerRules) -> None:
+    def __init__(self, renderer: Renderer, sampler: Sampler, rules: AnswerRules | None) -> None:
+        """Without `rules`, requests are passed on to another API, which knows its own limits."""
         self.renderer = renderer
         self.sampler = sampler
         self.rules = rules
@@ -272,11 +272,12 @@ class RequestReader:
         self, body: bytes, parse: Parse, owner: str, headers: Mapping[str, str], arrived: float
     ) -> IncomingRequest:
         limit = self.sampler.limits.max_context_tokens
-        if len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):
+        if self.rules and len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):
             raise far_too_long(limit)
         check_values([body])
         request = parse(body)
         messages = request.message_dicts()
+        check_supported(request, messages, passed_on=self.rules is None)
         calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         if calls:
             check_values([body, *(utf8(call["arguments"]) for call in calls)])
@@ -285,7 +286,7 @@ class RequestReader:
             if isinstance(request, TextRequest):
                 prompt = self.renderer.text_prompt(request.prompt, MAX_CONTEXTS * limit)
             else:
-                prompt = self.renderer.prompt(self.renderer.text(*chat), MAX_CONTEXTS * limit)
+                prompt = self.renderer.render(chat, MAX_CONTEXTS * limit)
         except ChatError as error:
             raise ApiError(400, str(error), param="messages") from error
         except TooLong:
@@ -297,7 +298,7 @@ class RequestReader:
             request=request,
             chat=chat,
             prompt=prompt,
-            constraint=self.rules.constraint(request),
+            constraint=self.rules.constraint(request) if self.rules else None,
             episode=episode,
             session=named_session(headers, request, messages, in_episode=episode is not None),
             max_context_tokens=limit,

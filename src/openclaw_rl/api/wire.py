@@ -1,6 +1,6 @@
 """Request bodies: the fields of OpenAI's API that have an effect, and this server's. Unknown fields are ignored."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter, 
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.config.options import describe_problem
+from openclaw_rl.rendering.chat import IMAGE_PART, images_in
 
 #: The most stop strings in a request; OpenAI has the same limit.
 MAX_STOPS = 4
@@ -15,7 +16,6 @@ MAX_STOPS = 4
 MAX_TEMPERATURE = 2
 #: The names that clients give to text parts.
 TEXT_PART_TYPES = ("text", "input_text", "output_text")
-IMAGE_PART = "image_url"
 #: The most completions of one prompt; only a mistake would ask for more.
 MAX_CHOICES = 128
 #: The longest names of sessions, tasks and groups.
@@ -30,6 +30,11 @@ UNSUPPORTED = {
     "modalities": 'leave it out or set it to ["text"]',
     "audio": "leave it out",
 }
+#: Those of them, and others, that another API gets as they are.
+PASSED_ON = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "temperature", "top_p", "top_k", "seed", "stop"),
+    *("parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"),
+)
 #: Values of these fields that are accepted, because they ask for nothing special.
 ACCEPTED_VALUES = {"modalities": ["text"]}
 
@@ -51,7 +56,7 @@ class TextPart(WireModel):
 
 
 class ImagePart(WireModel):
-    """An image as OpenAI's API takes it. It is read so that a request with one is refused for the right reason."""
+    """An image as OpenAI's API takes it. Only a model behind another API may see it."""
 
     type: Literal["image_url"]
     image_url: dict[str, Any]
@@ -91,10 +96,6 @@ class ChatMessage(WireModel):
         if not all(isinstance(image, dict) and image.get("url") and isinstance(image["url"], str) for image in images):
             raise ValueError('an image is {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}')
         return content
-
-    @property
-    def has_image(self) -> bool:
-        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
 
 class Tool(BaseModel):
@@ -194,6 +195,7 @@ class ChatRequest(CaptureFields):
     modalities: Any = None
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
     def message_dicts(self) -> list[dict[str, Any]]:
         """The messages as templates and the ledger take them."""
@@ -252,25 +254,26 @@ def parse(model: type[Body], body: bytes) -> Body:
 
 
 def parse_request(body: bytes) -> ChatRequest:
-    """Read a chat request; raises 400 for what is not supported."""
-    return check_supported(parse(ChatRequest, body))
+    """Read a chat request. Raises ApiError."""
+    return parse(ChatRequest, body)
 
 
-def check_supported(request: ChatRequest) -> ChatRequest:
-    """The request itself; raises 400 for what is not supported."""
+def check_supported(request: ChatRequest, messages: Sequence[Mapping[str, Any]], *, passed_on: bool) -> None:
+    """Raise 400 for what is not supported. If the request is `passed_on` to another API, that API says the rest."""
     for name in filter(request.model_fields_set.__contains__, UNSUPPORTED):
         value = getattr(request, name)
-        if value and value != ACCEPTED_VALUES.get(name):
+        if value and value != ACCEPTED_VALUES.get(name) and not (passed_on and name in PASSED_ON):
             raise ApiError(400, f"{name} is not supported; {UNSUPPORTED[name]}.", param=name)
-    for index, message in enumerate(request.messages):
-        if message.has_image:
+    for index, message in enumerate(messages):
+        if not passed_on and images_in(message.get("content")):
             reason = "this model cannot see images; send text only"
             raise ApiError(400, f"messages.{index}.content: {reason}.", param=f"messages.{index}.content")
     if len(request.stops) > MAX_STOPS:
         raise ApiError(400, f"stop takes at most {MAX_STOPS} strings.", param="stop")
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
-    return request
+    if passed_on and request.logprobs:
+        raise ApiError(400, "This server passes no log-probs on; leave logprobs out.", param="logprobs")
 
 
 def malformed(error: ValidationError) -> ApiError:

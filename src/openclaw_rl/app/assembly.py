@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.app.background import BackgroundLoops, Rollout
 from openclaw_rl.app.config import Config
 from openclaw_rl.engines import custom_sampler
-from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.base import Learner, Sampler, TextSampler
 from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
 from openclaw_rl.engines.outside.options import OutsideOptions
@@ -21,7 +21,7 @@ from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.training import add_weights, latest_version
 from openclaw_rl.plugins import load_plugin
-from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.rendering.chat import ChatRenderer, MessageRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import BASE_VERSION
 
@@ -58,7 +58,8 @@ async def start_model(stack: contextlib.AsyncExitStack, sampler: Sampler, folder
     stack.push_async_callback(sampler.close)
     starting = asyncio.create_task(sampler.start())
     await asyncio.sleep(0)
-    renderer = await asyncio.to_thread(ChatRenderer, folder)
+    is_text = isinstance(sampler, TextSampler)
+    renderer = MessageRenderer() if is_text else await asyncio.to_thread(ChatRenderer, folder)
     await starting
     return JudgingModel(sampler, renderer)
 
@@ -73,7 +74,7 @@ async def start_other_model(
     name = config.model.teacher_model_name or config.policy_name
     folder = fetch_files(config, name)
     if config.learning_method.teacher_request is not None:
-        check_teacher(policy.renderer.tokenizer, ChatTokenizer(folder))
+        check_teacher(policy.chat_renderer.tokenizer, ChatTokenizer(folder))
     return await start_model(stack, engines.open_sampler(folder, name, teacher=True), folder)
 
 
@@ -139,6 +140,8 @@ async def build_loops(
     if config.engine.trains_outside:
         outside = await begin_outside(config, ledger, policy.sampler)
         return BackgroundLoops(judging, None, patience, outside, judge_model)
+    if config.engine.takes_text:
+        return BackgroundLoops(judging, None, patience, remembers=True)
     if ledger is None or not config.learns:
         await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler)
         return BackgroundLoops(judging, None, patience, None, judge_model)
@@ -146,12 +149,14 @@ async def build_loops(
     # A server of another project says only now what it can do.
     config.learning_method.check_learner(learner.capabilities)
     stack.push_async_callback(learner.close)
-    learning = build_learning(learn_setup(config), ledger, learner, policy.sampler, policy.renderer, registry)
+    learning = build_learning(learn_setup(config), ledger, learner, policy.sampler, policy.chat_renderer, registry)
     beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
     await learning.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
     loops = BackgroundLoops(judging, learning, patience, None, judge_model)
     if config.notes.notes:
-        loops.practiser = build_practice(learn_setup(config), ledger, learning, policy.sampler, policy.renderer, keeps)
+        loops.practiser = build_practice(
+            learn_setup(config), ledger, learning, policy.sampler, policy.chat_renderer, keeps
+        )
     return loops
 
 

@@ -17,6 +17,7 @@ from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.practiser import Practiser
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
 from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.status import REMEMBERS
 from openclaw_rl.ledger.training import policy_line
 from openclaw_rl.plugins import describe, load_plugin
 from openclaw_rl.types import Claim, NextStep
@@ -37,8 +38,14 @@ class BackgroundLoops(Operations):
         patience: float,
         outside: OutsideTraining | None = None,
         judge_model: Sampler | None = None,
+        *,
+        remembers: bool = False,
     ) -> None:
-        """`judge_model` judges and teaches, if the policy's own sampler does not."""
+        """`judge_model` judges and teaches, if the policy's own sampler does not.
+
+        With `remembers`, the model is behind another API, so nothing is trained.
+        """
+        self.remembers = remembers
         self.judging = judging
         self.learning = learning
         self.outside = outside
@@ -84,7 +91,7 @@ class BackgroundLoops(Operations):
     def learner(self) -> str:
         try:
             training = self.learning or self.outside
-            return training.status() if training else "off"
+            return training.status() if training else REMEMBERS if self.remembers else "off"
         except LedgerError as error:
             return f"suspended: {error}"
 

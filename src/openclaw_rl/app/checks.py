@@ -12,7 +12,7 @@ from openclaw_rl.engines.factory import check_pair
 from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.build import check_learning, where_to_begin
-from openclaw_rl.ledger.run_dir import RunDirLock, check_usable, keep_to_model, write_privately
+from openclaw_rl.ledger.run_dir import TEXT_ONLY, RunDirLock, check_usable, keep_to_model, write_privately
 
 
 def check(config: Config) -> None:
@@ -97,7 +97,7 @@ def prepare_folders(config: Config) -> Path:
     # Only now: a model may be cached for several users.
     write_privately()
     for owned in locked_folders(config) if config.capture.capture else ():
-        keep_to_model(owned, config.served_name)
+        keep_to_model(owned, TEXT_ONLY if config.engine.takes_text else config.served_name)
     keep_options(config)
     return folder
 

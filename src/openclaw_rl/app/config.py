@@ -28,6 +28,7 @@ from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.registry import SAMPLERS, backends, default_backend, engine_sections
+from openclaw_rl.engines.upstream.options import UpstreamOptions
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints
@@ -150,8 +151,8 @@ class Config:
 
     @cached_property
     def learning_method(self) -> Method:
-        """The method, made from its options. Raises ConfigError."""
-        return make_method(self.method)
+        """The method, made from its options. Raises ConfigError. Where the weights are elsewhere, only scores count."""
+        return make_method(self.method.model_copy(update={"method": "rl"}) if self.engine.takes_text else self.method)
 
     @property
     def engine_settings(self) -> "EngineSettings":
@@ -198,7 +199,9 @@ class Config:
 
     @property
     def policy_name(self) -> str:
-        """The policy's model: --model-name, or the sampler's default."""
+        """The policy's model: --model-name, or the sampler's default; behind another API, its name there."""
+        if self.engine.takes_text:
+            return self.section(UpstreamOptions).upstream_model
         return self.model.model_name or self.sampler.default_model
 
     @property
@@ -235,7 +238,12 @@ class Config:
 
     @property
     def has_capable_llm(self) -> bool:
-        """Whether there is a language model that can judge and read wishes. The embedded model is too small."""
+        """Whether there is a language model that can judge and read wishes. The embedded model is too small.
+
+        An API that costs money per question is asked only if its owner says so (--judge llm).
+        """
+        if self.engine.takes_text and self.judge.kind != "llm":
+            return bool(self.judge.judge_base_url)
         return bool(self.judge.judge_base_url or self.model.teacher_model_name) or not self.embedded
 
     @property
@@ -246,7 +254,12 @@ class Config:
     @property
     def learns(self) -> bool:
         """Whether the server trains."""
-        return self.capture.capture and self.judge.kind != "none" and self.training.max_steps > 0
+        return (
+            not self.engine.takes_text
+            and self.capture.capture
+            and self.judge.kind != "none"
+            and self.training.max_steps > 0
+        )
 
     # All options, flat.
 

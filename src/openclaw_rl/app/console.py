@@ -21,6 +21,7 @@ from openclaw_rl.judge.build import describe
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import OutsideTraining
 from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.status import REMEMBERS
 from openclaw_rl.terminal import console, on_terminal
 from openclaw_rl.types import BASE_VERSION
 
@@ -71,6 +72,8 @@ def local_url(options: ServerOptions, port: int) -> str:
 
 def learning(config: Config) -> str:
     """How the server learns."""
+    if config.engine.takes_text:
+        return REMEMBERS
     if not config.learns:
         return "off" if config.training.max_steps else "off (--max-steps 0)"
     method = config.learning_method
@@ -89,7 +92,10 @@ def judging(config: Config) -> str:
     """What judges turns."""
     if not config.capture.capture:
         return "none: turns are not recorded"
-    return describe(judge_setup(config), config.model.teacher_model_name)
+    if config.engine.takes_text:
+        return describe(judge_setup(config), "the API itself", "--judge llm asks the API, --judge-base-url another")
+    without = "the embedded model is too small to judge (--judge-base-url names another)"
+    return describe(judge_setup(config), config.model.teacher_model_name, without)
 
 
 def beginning(config: Config, version: int) -> str:
@@ -128,7 +134,7 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
         "model": f"{config.served_name}  ({config.policy_name})" + (FOR_TRYING if config.embedded else ""),
         "backend": backend,
         **({"learner": learner} if learner else {}),
-        "policy": beginning(config, version),
+        **({} if config.engine.takes_text else {"policy": beginning(config, version)}),
         "learning": learning(config),
         **({"settings": describe_preset(config.run.preset)} if config.learns else {}),
         "judge": judging(config),

@@ -12,8 +12,9 @@ from typing import Any
 
 import uvicorn
 
+from openclaw_rl.api.answering import SamplingDefaults
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.service import ChatService, SamplingDefaults
+from openclaw_rl.api.service import ChatService
 from openclaw_rl.app.assembly import (
     Engines,
     answering_sampler,
@@ -84,6 +85,8 @@ def open_ledger(config: Config) -> Ledger:
 def sampling_defaults(config: Config, folder: Path) -> SamplingDefaults:
     """The sampling parameters of requests that do not set them."""
     embedded = SamplingDefaults(EMBEDDED_TEMPERATURE, max_tokens=EMBEDDED_MAX_TOKENS, stops_loops=True)
+    if config.engine.takes_text:
+        return SamplingDefaults()
     return (embedded if config.embedded else SamplingDefaults()).for_model(folder)
 
 

@@ -195,6 +195,8 @@ def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
     if turn.episode is not None and (step := describe_step(turn.episode, shown_advantage(turn.episode, method))):
         lines.append(Text(step, style="bold yellow"))
     plain = "" if turn.plain_ids is None else f" ({len(turn.plain_ids)} without notes)"
+    if turn.is_text:
+        return Group(*lines, Text(f"recorded as text, {turn.finish_reason}", style="dim"))
     sizes = (
         f"{len(turn.prompt_ids)} prompt tokens{plain}, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
     )

@@ -4,14 +4,16 @@ The rest of the code does not know which engine it has. A new engine is a module
 implements `Sampler`, `Learner` or both. `tests/engines/conformance.py` holds it to what is promised here.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from openclaw_rl.models import ADAPTER_CONFIG, ON_TINKER
-from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores, TrainingSequence
+from openclaw_rl.rendering.response import Delta
+from openclaw_rl.types import Priority, SampledToken, SampleRequest, ScoreRequest, Scores, TrainingSequence
 
 
 class EngineError(Exception):
@@ -36,6 +38,14 @@ class VersionGone(EngineUnavailable):
 
 class ConstraintRefused(EngineUnavailable):
     """The request's constraint cannot be enforced. The message says why, and the request alone is at fault."""
+
+
+class ApiRefused(EngineUnavailable):
+    """The API behind a sampler of text refuses a request or fails. `status` is what it answers."""
+
+    def __init__(self, message: str, status: int, code: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.retry_after = status, code, retry_after
 
 
 class EngineAway(EngineUnavailable):
@@ -99,6 +109,8 @@ class SamplerCapabilities:
     """What a sampler can load, record and score."""
 
     loads: frozenset[WeightForm]
+    tokens: bool = True
+    """Whether it takes and gives tokens; a `TextSampler` takes messages and gives text."""
     max_top_logprobs: int | None = None
     """Most likeliest tokens that it records with a sample; None: as many as asked for."""
     scores_targets: bool = True
@@ -183,6 +195,42 @@ class SampleStream(Protocol):
     @property
     def cached_tokens(self) -> int: ...
     def __aiter__(self) -> AsyncIterator[list[SampledToken]]: ...
+    def drop(self, index: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """Asks a model that is given messages for `n` answers."""
+
+    body: Mapping[str, Any]
+    """A request as OpenAI's API has it, without a model and without `n`; one that has a `prompt` continues a text."""
+    n: int = 1
+    priority: Priority = Priority.USER
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A piece of one answer."""
+
+    index: int
+    """Which of the n answers it belongs to."""
+    deltas: tuple[Delta, ...]
+    finish: str | None = None
+    """OpenAI's name for why the answer ended, on its last piece."""
+
+
+class TextStream(Protocol):
+    """The pieces of one call as they come; otherwise like a `SampleStream`.
+
+    `usage`, OpenAI's numbers of tokens, is known when the last piece is read; empty if the API does not give them.
+    """
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def usage(self) -> Mapping[str, int]: ...
+    def __aiter__(self) -> AsyncIterator[list[TextPiece]]: ...
     def drop(self, index: int) -> None: ...
     def close(self) -> None: ...
 
@@ -368,3 +416,30 @@ class Sampler(Protocol):
 
     def promote(self, version: int) -> None: ...
     def retract(self, version: int) -> None: ...
+
+
+#: What a sampler of text says to whoever wants tokens of it.
+NO_TOKENS = "The model's tokens and weights are elsewhere: this server passes text on."
+
+
+class TextSampler(Sampler, ABC):
+    """A sampler of a model that is given messages. It draws no tokens, scores none and loads no weights."""
+
+    @abstractmethod
+    def chat(self, call: ChatCall) -> TextStream:
+        """Send a call. Raises QueueFull and EngineUnavailable at once; iterating raises ApiRefused too."""
+
+    def sample(self, request: SampleRequest) -> SampleStream:
+        raise EngineUnavailable(NO_TOKENS)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        raise EngineUnavailable(NO_TOKENS)
+
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+        raise EngineUnavailable(NO_TOKENS)
+
+    def promote(self, version: int) -> None:
+        raise EngineUnavailable(NO_TOKENS)
+
+    def retract(self, version: int) -> None:
+        raise EngineUnavailable(NO_TOKENS)

@@ -34,6 +34,8 @@ class ModelFiles(Enum):
 
     WEIGHTS = "weights"
     TOKENIZER = "tokenizer"
+    NOTHING = "nothing"
+    """The model is given messages."""
 
 
 class Closable(Protocol):
@@ -257,8 +259,13 @@ def sampler_that_loads(form: WeightForm, settings: EngineSettings) -> SamplerFac
 
 
 def fetch(files: ModelFiles, name: str | None, cache: Path) -> Path:
-    """The folder with these files of a model, downloaded if necessary. Raises ModelNotFound."""
+    """The folder with these files of a model, downloaded if necessary. Raises ModelNotFound.
+
+    If nothing is needed, it is the folder of all downloads.
+    """
     if files is ModelFiles.WEIGHTS:
         return fetch_model(name, cache)
+    if files is ModelFiles.NOTHING:
+        return cache
     assert name is not None
     return fetch_tokenizer(name, cache)

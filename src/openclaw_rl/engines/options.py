@@ -60,8 +60,8 @@ class EngineOptions(Section):
     heading = "Engine"
     backend: str = option(
         "auto",
-        "Where the model runs; auto is tinker if TINKER_API_KEY or TINKER_BASE_URL is set, else local. vllm and sglang "
-        "mean --sampler.",
+        "Where the model runs; auto is tinker if TINKER_API_KEY or TINKER_BASE_URL is set, else local. vllm, sglang "
+        "and upstream mean --sampler.",
         choices=("auto", *backends()),
     )
     sampler: str = option(
@@ -106,6 +106,12 @@ class EngineOptions(Section):
         """Whether the learner is a trainer outside this program."""
         entry = LEARNERS.get(self.learner)
         return entry is not None and entry.outside
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the model is given messages, and its tokens and weights are elsewhere."""
+        entry = SAMPLERS.get(self.sampler)
+        return entry is not None and entry.takes_text
 
     def policies_held(self, *, full_weights: bool) -> int:
         """How many policy versions an engine keeps loaded. With full weights, each is as large as the base model."""

@@ -11,6 +11,7 @@ from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.outside.options import OutsideOptions, SlimeOptions
 from openclaw_rl.engines.remote.options import SglangOptions, VllmOptions
 from openclaw_rl.engines.tinker.options import TinkerOptions
+from openclaw_rl.engines.upstream.options import UpstreamOptions
 
 
 class Entry(NamedTuple):
@@ -22,6 +23,8 @@ class Entry(NamedTuple):
     """Whether the environment asks for this engine: --backend auto then chooses it."""
     outside: bool = False
     """Whether it is a trainer outside this program, which claims judged turns over HTTP."""
+    takes_text: bool = False
+    """Whether its model is given messages, and its tokens and weights are elsewhere."""
 
 
 LOCAL = Entry("openclaw_rl.engines.local.factory", LocalOptions)
@@ -30,9 +33,10 @@ VLLM = Entry("openclaw_rl.engines.remote.vllm", VllmOptions)
 OUTSIDE = Entry("openclaw_rl.engines.outside.factory", OutsideOptions, outside=True)
 SLIME = Entry("openclaw_rl.engines.outside.slime", SlimeOptions, outside=True)
 SGLANG = Entry("openclaw_rl.engines.remote.sglang", SglangOptions)
+UPSTREAM = Entry("openclaw_rl.engines.upstream.factory", UpstreamOptions, takes_text=True)
 
 #: Engines that sample tokens: their modules have a `SamplerFactory` named SAMPLER.
-SAMPLERS = {"local": LOCAL, "tinker": TINKER, "vllm": VLLM, "sglang": SGLANG}
+SAMPLERS = {"local": LOCAL, "tinker": TINKER, "vllm": VLLM, "sglang": SGLANG, "upstream": UPSTREAM}
 #: Engines that compute gradients: their modules have a `LearnerFactory` named LEARNER.
 LEARNERS = {"local": LOCAL, "tinker": TINKER, "outside": OUTSIDE, "slime": SLIME}
 

@@ -1,11 +1,13 @@
-"""The stream of one request's tokens, and how many sequences a sampler accepts at a time."""
+"""The stream of one request's tokens or text, and how many sequences a sampler accepts at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from openclaw_rl.engines.base import EngineLimits, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import ChatCall, EngineLimits, EngineUnavailable, QueueFull, TextPiece
 from openclaw_rl.types import Priority, SampledToken, SampleRequest
+
+Item = TypeVar("Item", SampledToken, TextPiece)
 
 
 class StreamOwner(Protocol):
@@ -14,20 +16,19 @@ class StreamOwner(Protocol):
     def cancel(self, id: int, index: int | None = None) -> None:
         """Stop a request, or one of its completions."""
 
-    def forget(self, stream: "TokenStream") -> None:
+    def forget(self, stream: Any) -> None:
         """The stream has ended; stop its completions that still run."""
 
 
-class TokenStream:
-    """Implements `SampleStream`. Ends after the last token of the last completion, or with an error."""
+class ItemStream(Generic[Item]):
+    """The tokens or the pieces of one request. Ends after the last one of the last completion, or with an error."""
 
     def __init__(self, owner: StreamOwner, id: int, version: int, n: int) -> None:
         self.id = id
         self.version = version
-        self.cached_tokens = 0
         self._owner = owner
         self._open = set(range(n))
-        self._arrived: list[SampledToken] = []
+        self._arrived: list[Item] = []
         self._error: EngineUnavailable | None = None
         self._wake = asyncio.Event()
 
@@ -40,12 +41,12 @@ class TokenStream:
         """Whether a completion is neither finished nor dropped."""
         return index in self._open
 
-    def feed(self, tokens: list[SampledToken]) -> None:
-        for token in tokens:
-            if token.index in self._open:
-                self._arrived.append(token)
-                if token.finish is not None:
-                    self._open.discard(token.index)
+    def feed(self, items: list[Item]) -> None:
+        for item in items:
+            if item.index in self._open:
+                self._arrived.append(item)
+                if item.finish is not None:
+                    self._open.discard(item.index)
         self._wake.set()
 
     def fail(self, error: EngineUnavailable) -> None:
@@ -63,7 +64,7 @@ class TokenStream:
         self._open.clear()
         self._wake.set()
 
-    async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
+    async def __aiter__(self) -> AsyncIterator[list[Item]]:
         try:
             while self._arrived or self._open:
                 if not self._arrived:
@@ -79,6 +80,24 @@ class TokenStream:
             self.close()
 
 
+class TokenStream(ItemStream[SampledToken]):
+    """Implements `SampleStream`."""
+
+    cached_tokens = 0
+
+
+class PieceStream(ItemStream[TextPiece]):
+    """Implements `TextStream`. The answers of one call count together."""
+
+    def __init__(self, owner: StreamOwner, id: int, version: int, n: int) -> None:
+        super().__init__(owner, id, version, n)
+        self.usage: dict[str, int] = {}
+
+
+#: What a sampler's requests have.
+AnyStream = TokenStream | PieceStream
+
+
 class Admission:
     """Counts the unfinished sequences of a sampler and refuses those that the queue has no room for.
 
@@ -90,7 +109,7 @@ class Admission:
     def __init__(self, max_sequences: int, max_queue: int) -> None:
         self.max_sequences = max_sequences
         self.max_queue = max_queue
-        self._streams: dict[TokenStream, Priority] = {}
+        self._streams: dict[AnyStream, Priority] = {}
 
     @property
     def outstanding(self) -> int:
@@ -100,15 +119,15 @@ class Admission:
     def limits(self, max_context_tokens: int) -> EngineLimits:
         return EngineLimits(max_context_tokens, self.max_sequences, self.max_sequences + self.max_queue)
 
-    def check(self, request: SampleRequest) -> None:
+    def check(self, request: SampleRequest | ChatCall) -> None:
         """Raise QueueFull if the request does not fit."""
         counted = sum(stream.running for stream, priority in self._streams.items() if priority is request.priority)
         if counted + request.n > self.max_sequences + self.max_queue:
             raise QueueFull(max(0, counted - self.max_sequences))
 
-    def enter(self, stream: TokenStream, priority: Priority) -> None:
+    def enter(self, stream: AnyStream, priority: Priority) -> None:
         """Count a stream until it leaves."""
         self._streams[stream] = priority
 
-    def leave(self, stream: TokenStream) -> None:
+    def leave(self, stream: AnyStream) -> None:
         self._streams.pop(stream, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from openclaw_rl.client import ApiClient, ServerError
-from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.engines.base import ApiRefused, ChatCall, EngineError, Sampler, TextSampler
 from openclaw_rl.http_client import HttpResponse
 from openclaw_rl.judge.judges.base import JudgeDown, JudgeError, JudgeFailed
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
@@ -100,6 +100,34 @@ class EngineAsker:
 def ran_out(token: SampledToken) -> bool:
     """Whether an answer ended with this token at the token limit."""
     return token.finish is FinishReason.LENGTH
+
+
+class TextAsker:
+    """Asks the model behind the API that answers, as background work."""
+
+    def __init__(self, sampler: TextSampler) -> None:
+        self.sampler = sampler
+
+    async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]:
+        started = time.monotonic()
+        body = {"messages": list(chat), "temperature": params.temperature, "max_tokens": params.max_tokens}
+        texts = [""] * params.votes
+        cut_off = [False] * params.votes
+        try:
+            stream = self.sampler.chat(ChatCall({**body, "seed": seed}, params.votes, Priority.BACKGROUND))
+            async for pieces in stream:
+                for piece in pieces:
+                    texts[piece.index] += "".join(delta for delta in piece.deltas if isinstance(delta, str))
+                    cut_off[piece.index] |= piece.finish == FinishReason.LENGTH
+        except ApiRefused as error:
+            if error.status in DOWN_STATUSES or error.status >= 500:
+                raise JudgeDown(str(error), error.retry_after or 0.0, suspect=error.status >= 500) from error
+            raise JudgeFailed(str(error)[:MAX_REFUSAL_CHARACTERS]) from error
+        except EngineError as error:
+            raise JudgeDown(str(error)) from error
+        tokens = (stream.usage.get("prompt_tokens", 0) + stream.usage.get("completion_tokens", 0)) // params.votes
+        seconds = time.monotonic() - started
+        return [JudgeAnswer(text, seconds, tokens, cut) for text, cut in zip(texts, cut_off, strict=True)]
 
 
 class EndpointAsker:

@@ -8,10 +8,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from openclaw_rl.config.options import ConfigError, read_text
-from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.base import Sampler, TextSampler
 from openclaw_rl.http_client import url_without_account
 from openclaw_rl.judge.answer_checks import HintCheck
-from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker
+from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker, TextAsker
 from openclaw_rl.judge.judges.base import Judge, JudgePanel
 from openclaw_rl.judge.judges.custom import NAMES, OPTION, CustomJudge
 from openclaw_rl.judge.judges.feedback import Explicit, FeedbackReader
@@ -24,7 +24,7 @@ from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.methods.base import Method
 from openclaw_rl.plugins import load_plugin
-from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.rendering.chat import ChatRenderer, Renderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 
 
@@ -33,7 +33,13 @@ class JudgingModel:
     """A sampler, and the renderer of its model's chats."""
 
     sampler: Sampler
-    renderer: ChatRenderer
+    renderer: Renderer
+
+    @property
+    def chat_renderer(self) -> ChatRenderer:
+        """The renderer of a model that is given tokens."""
+        assert isinstance(self.renderer, ChatRenderer)
+        return self.renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +78,13 @@ def build_loop(
     if wanted is not None:
         # Another teacher has the policy's vocabulary and reads the policy's prompts, so it uses the policy's renderer.
         sampler = (other or policy).sampler
-        hint_check = HintCheck(sampler, policy.renderer) if setup.options.check_hints else None
-        teacher = Teacher(sampler, policy.renderer, wanted, policy.sampler, hint_check)
+        hint_check = HintCheck(sampler, policy.chat_renderer) if setup.options.check_hints else None
+        teacher = Teacher(sampler, policy.chat_renderer, wanted, policy.sampler, hint_check)
     distiller = None
     if setup.method.distils_notes and setup.notes.notes:
         personal = setup.notes.distil_personal
         distiller = NoteDistiller(
-            ledger, policy.sampler, policy.renderer, personal=personal, several=setup.several_users
+            ledger, policy.sampler, policy.chat_renderer, personal=personal, several=setup.several_users
         )
     workers = setup.options.num_judge_workers
     custom = next((judge for judge in panel.judges if isinstance(judge, CustomJudge)), None)
@@ -132,7 +138,9 @@ def llm_judge(options: JudgeOptions, model: JudgingModel | None, seed: int) -> L
 def asker(options: JudgeOptions, model: JudgingModel | None) -> Asker:
     if options.judge_base_url is None:
         assert model is not None
-        return EngineAsker(model.sampler, model.renderer)
+        if isinstance(model.sampler, TextSampler):
+            return TextAsker(model.sampler)
+        return EngineAsker(model.sampler, model.chat_renderer)
     return EndpointAsker(options.judge_base_url, options.judge_model or "", options.judge_api_key)
 
 
@@ -150,8 +158,11 @@ def check_teacher(policy: ChatTokenizer, teacher: ChatTokenizer) -> None:
         )
 
 
-def describe(setup: JudgeSetup, teacher: str | None) -> str:
-    """What judges turns, for the banner. `teacher` is the model of --teacher-model-name."""
+def describe(setup: JudgeSetup, teacher: str | None, without: str) -> str:
+    """What judges turns, for the banner. `teacher` is the model of --teacher-model-name.
+
+    `without` says why no language model judges, if none does.
+    """
     options = setup.options
     if options.kind == "none":
         return "none: turns are recorded and wait (--judge none)"
@@ -159,8 +170,7 @@ def describe(setup: JudgeSetup, teacher: str | None) -> str:
         return f"{options.custom_rm_path}, after explicit feedback"
     rules = "explicit feedback, then rules that read what came next"
     if not setup.asks_llm:
-        small = "; the embedded model is too small to judge (--judge-base-url names another)"
-        return rules + (small if options.kind == "auto" else "")
+        return rules + (f"; {without}" if options.kind == "auto" else "")
     where = teacher or "the base model itself"
     if options.judge_base_url:
         where = f"{options.judge_model} at {url_without_account(options.judge_base_url)}"

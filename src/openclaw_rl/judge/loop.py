@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: A turn is given up after this many trials.
 TRIALS = 3
+#: Why a turn of another API's model is not trained on.
+AS_TEXT = "recorded as text: the weights are elsewhere"
 #: From a rule to a reasoning model.
 LATENCY_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -264,6 +266,9 @@ class JudgeLoop:
 
     async def _store(self, turn: StoredTurn, verdict: Verdict, step_reward: float | None = None) -> None:
         sample, reason = self.method.sample_kind(verdict, turn.episode)
+        if turn.is_text:
+            # Without its tokens and their log-probs there is no ratio to train on.
+            sample, reason = None, AS_TEXT
         heard, wishes = len(turn.feedback), None
         if self.keeps_notes:
             await ready()

@@ -144,6 +144,10 @@ class OtherModel(UserError):
     """The folder belongs to another model; the message says to which, and what to do."""
 
 
+#: What a folder belongs to whose conversations are text: any model behind an API can continue them.
+TEXT_ONLY = "upstream"
+
+
 def keep_to_model(folder: Path, model: str) -> None:
     """Assign a folder to a model, or check that it belongs to it. Raises OtherModel.
 
@@ -157,6 +161,11 @@ def keep_to_model(folder: Path, model: str) -> None:
         known = path.read_text(errors="backslashreplace").strip()
     except OSError as error:
         raise OtherModel(f"{path} cannot be used ({error.strerror}). Mend it, or give another --run-dir.") from None
+    if TEXT_ONLY in (known, name) and known != name:
+        raise OtherModel(
+            f"{folder} holds conversations as {'text' if known == TEXT_ONLY else 'tokens'}, and "
+            f"{name} {'needs tokens' if known == TEXT_ONLY else 'records text'}: give another --run-dir."
+        )
     if known != name:
         raise OtherModel(
             f"{folder} holds the conversations and weights of {known}, which {name} cannot read. "

@@ -28,6 +28,8 @@ from openclaw_rl.types import (
 SUSPENDED = "suspended: "
 #: So does a learner that is a trainer outside this program.
 OUTSIDE = "outside: "
+#: What a server does whose model is behind another API, instead of learning.
+REMEMBERS = "remembers; the weights are elsewhere"
 #: What to say about a part that the server was started without, in the order in which the parts work.
 SWITCHED_OFF = {
     "capture": "Nothing is recorded (--no-capture). Start the server without that option, and it learns from the "
@@ -106,6 +108,8 @@ class Status:
             return f"Turns are not being recorded at the moment: {self.suspended}."
         if self.switched_off:
             return self.switched_off
+        if self.learner == REMEMBERS:
+            return f"This server {REMEMBERS}."
         if not self.counts.total:
             where = f" Talk to {self.server}/v1." if self.server else " Start the server and talk to it."
             return "No turn has been recorded yet." + where

@@ -279,7 +279,7 @@ def _choose(db: sqlite3.Connection, session: int) -> int | None:
     If no best turn can be raised, none is: a worse turn must not be rewarded in its place.
     """
     rows = db.execute(
-        "SELECT t.number, t.state, t.reason, t.next_state, v.source "
+        "SELECT t.number, t.state, t.reason, t.next_state, t.prompt_length, v.source "
         "FROM turns t JOIN verdicts v ON v.turn = t.number WHERE t.session = ? AND v.score IS NOT NULL",
         (session,),
     ).fetchall()
@@ -302,10 +302,10 @@ def _choose(db: sqlite3.Connection, session: int) -> int | None:
 
 
 def _is_free(row: sqlite3.Row) -> bool:
-    """Whether a turn can be raised: it has no explicit score, and no step has used or refused it."""
+    """Whether a turn can be raised: it has tokens and no explicit score, and no step has used or refused it."""
     explicit = row["source"] in (Source.EXPLICIT, Source.ENVIRONMENT)
     used = row["state"] not in (State.JUDGED, State.DROPPED) or row["reason"].startswith(QUARANTINED)
-    return row["next_state"] is not None and not explicit and not used
+    return row["next_state"] is not None and not explicit and not used and row["prompt_length"] > 0
 
 
 def _merit(verdict: Verdict) -> float:

@@ -273,6 +273,8 @@ class Method:
 
 def check_recorded(turn: StoredTurn) -> None:
     """Raise NoSignal unless each response token has its recorded log-prob."""
+    if turn.is_text:
+        raise NoSignal("it was recorded as text, without tokens")
     if len(turn.logprobs) != len(turn.response_ids):
         raise NoSignal("its log-probs were not recorded")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
@@ -23,6 +23,11 @@ from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.tokenizer import ChatTokenizer, Detokenizer, TooLong
 
 Message = dict[str, Any]
+
+#: The type of content parts that are images, as OpenAI writes them.
+IMAGE_PART = "image_url"
+#: English text has about so many, whatever the tokenizer.
+CHARACTERS_PER_TOKEN = 4
 
 #: Used if the model folder has no template. Most chat models without one were trained on this format.
 CHATML = (
@@ -53,6 +58,14 @@ class ChatError(ValueError):
     """The conversation cannot be rendered for this model; the message says why."""
 
 
+class TemplateInput(NamedTuple):
+    """All input of a chat template."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
     """A prompt as token ids."""
@@ -62,6 +75,13 @@ class RenderedPrompt:
     """Whether the prompt ends inside a `<think>` block, so that the response begins with reasoning."""
     ends_reasoning: bool = False
     """Whether the prompt ends with a `<think>` block, so that the response has no reasoning."""
+    chat: TemplateInput | None = None
+    """The chat itself, for a model that is given messages; there are no ids then."""
+
+    @property
+    def length(self) -> int:
+        """Its tokens; of a chat, about how many they are."""
+        return len(self.ids) if self.chat is None else estimated_tokens(self.chat)
 
 
 class ChatRenderer:
@@ -96,6 +116,14 @@ class ChatRenderer:
             tools = ()
         guard = self.tokenizer.guard
         return self._render(map_text(chat, guard), map_text(list(tools), guard), options or {}, answer)
+
+    def render(self, chat: TemplateInput, at_most: int | None = None) -> RenderedPrompt:
+        """The prompt of a chat. Raises ChatError, and TooLong if it has more than `at_most` tokens."""
+        return self.prompt(self.text(*chat), at_most)
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self.tokenizer.backend.encode(text).ids)
 
     @cached_property
     def default_system(self) -> str:
@@ -150,6 +178,38 @@ class ChatRenderer:
             return False
 
 
+class MessageRenderer:
+    """In the place of a `ChatRenderer`, for a model that is given messages: its template and its tokens are elsewhere.
+
+    Numbers of tokens are estimates.
+    """
+
+    default_system = ""
+
+    def render(self, chat: TemplateInput, at_most: int | None = None) -> RenderedPrompt:
+        return RenderedPrompt([], opens_reasoning=False, chat=chat)
+
+    def text_prompt(self, given: str | list[int], at_most: int) -> RenderedPrompt:
+        """The prompt of a text that is continued as it is. Raises ChatError for token ids."""
+        if not isinstance(given, str):
+            raise ChatError("The tokens of this model are not known here: give the prompt as text")
+        return self.render(TemplateInput([{"role": "user", "content": given}]))
+
+    def count(self, text: str) -> int:
+        return len(text) // CHARACTERS_PER_TOKEN + 1
+
+
+#: Whatever makes prompts for a server.
+Renderer = ChatRenderer | MessageRenderer
+
+
+def estimated_tokens(chat: TemplateInput) -> int:
+    """About how many tokens a chat has."""
+    characters = sum(len(content_text(message.get("content"))) for message in chat.messages)
+    calls = sum(len(str(message["tool_calls"])) for message in chat.messages if message.get("tool_calls"))
+    return (characters + calls + len(str(chat.tools))) // CHARACTERS_PER_TOKEN + len(chat.messages)
+
+
 def template_message(message: Message) -> Message:
     """A message as templates expect it: content as text, known roles, arguments as objects."""
     expected = {**message, "content": content_text(message.get("content"))}
@@ -161,10 +221,16 @@ def template_message(message: Message) -> Message:
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content, which is a string, a list of text parts or None."""
+    """The text of a message's content, which is a string, a list of parts or None. Images have none."""
     if isinstance(content, list):
-        return "".join(part["text"] for part in content)
+        return "".join(part["text"] for part in content if part.get("type") != IMAGE_PART)
     return content or ""
+
+
+def images_in(content: Any) -> list[str]:
+    """The URLs of the images in a message's content."""
+    parts = content if isinstance(content, list) else ()
+    return [part["image_url"]["url"] for part in parts if part.get("type") == IMAGE_PART]
 
 
 def template_call(call: Mapping[str, Any]) -> dict[str, Any]:

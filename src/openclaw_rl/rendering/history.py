@@ -10,9 +10,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
-from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, RenderedPrompt, content_text
+from openclaw_rl.rendering.chat import (
+    ChatError,
+    ChatRenderer,
+    Message,
+    RenderedPrompt,
+    TemplateInput,
+    content_text,
+    images_in,
+)
 from openclaw_rl.rendering.clients import is_passing, message_words
 from openclaw_rl.types import Continuation
 
@@ -64,7 +72,7 @@ def meaning(message: Mapping[str, Any], words: str | None = None) -> list[Any]:
         return ["tools", message["tools"]]
     text = message_words(message) if words is None else words
     if message["role"] != "assistant":
-        return [message["role"], text]
+        return [message["role"], text, *images_in(message.get("content"))]
     calls = [call["function"] for call in message.get("tool_calls") or []]
     return ["assistant", _REASONING.sub("", text).strip(), [[c["name"], arguments(c["arguments"])] for c in calls]]
 
@@ -80,14 +88,6 @@ def arguments(text: str) -> Any:
 def _number(text: str) -> float | int:
     value = float(text)
     return int(value) if value.is_integer() else value
-
-
-class TemplateInput(NamedTuple):
-    """All input of a chat template."""
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()
-    options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,11 @@ class StoredTurn:
     next_at: float | None = None
     """When its next state came; None if it has none, or if it was imported."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it was recorded as text: another API answered, and nobody here knows the tokens."""
+        return not self.prompt_ids
+
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:

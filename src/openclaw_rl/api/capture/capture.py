@@ -16,7 +16,7 @@ from openclaw_rl.ledger.errors import DamagedTurn, LedgerError
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import find_ancestor, last_waiting, load_turn, main_turn, set_next_state
 from openclaw_rl.rendering import history
-from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, content_text
+from openclaw_rl.rendering.chat import Message, RenderedPrompt, Renderer, content_text
 from openclaw_rl.rendering.clients import (
     OPENCODE,
     SUMMARY,
@@ -49,7 +49,7 @@ class Capture:
     """
 
     def __init__(
-        self, ledger: Ledger, renderer: ChatRenderer, metrics: ServerMetrics, notes: NoteGiver | None = None
+        self, ledger: Ledger, renderer: Renderer, metrics: ServerMetrics, notes: NoteGiver | None = None
     ) -> None:
         """Without `notes`, no request gets notes."""
         self.ledger = ledger

@@ -17,7 +17,7 @@ from openclaw_rl.ledger.examples import WRITTEN_BY_OWNER
 from openclaw_rl.ledger.examples import shown as shown_notes
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
+from openclaw_rl.rendering.chat import ChatError, Message, Renderer
 from openclaw_rl.rendering.clients import message_words
 from openclaw_rl.rendering.context import applies, with_examples, with_notes
 from openclaw_rl.types import ConversationNote, Note, NoteState, TurnKind, scope_stems
@@ -77,7 +77,7 @@ class NoteGiver:
       is answered without them.
     """
 
-    def __init__(self, ledger: Ledger, renderer: ChatRenderer, options: NotesOptions, seed: int) -> None:
+    def __init__(self, ledger: Ledger, renderer: Renderer, options: NotesOptions, seed: int) -> None:
         self.ledger = ledger
         self.renderer = renderer
         self.options = options
@@ -114,15 +114,12 @@ class NoteGiver:
         known = self._known.get(owner)
         if known is None or known.stamp != stamp:
             in_use = self.ledger.read(kept.for_new_conversation, owner)
-            known = KnownNotes(stamp, in_use, self.ledger.read(shown_notes, owner), self._count_tokens)
+            known = KnownNotes(stamp, in_use, self.ledger.read(shown_notes, owner), self.renderer.count)
         self._known[owner] = known
         self._known.move_to_end(owner)
         if len(self._known) > MAX_KNOWN_OWNERS:
             self._known.popitem(last=False)
         return known
-
-    def _count_tokens(self, text: str) -> int:
-        return len(self.renderer.tokenizer.backend.encode(text).ids)
 
     def proceed(self, turn: int) -> RequestNotes:
         """The notes of a conversation that continues a turn."""
@@ -135,11 +132,11 @@ class NoteGiver:
             return None
         try:
             chat = incoming.chat._replace(messages=self.messages(incoming.chat.messages, notes))
-            prompt = self.renderer.prompt(self.renderer.text(*chat))
+            prompt = self.renderer.render(chat)
         except ChatError as error:
             log.warning("A conversation is answered without its notes: %s", error)
             return None
-        return replace(incoming, chat=chat, prompt=prompt) if len(prompt.ids) < incoming.max_context_tokens else None
+        return replace(incoming, chat=chat, prompt=prompt) if prompt.length < incoming.max_context_tokens else None
 
     def write_fitting(
         self, incoming: IncomingRequest, notes: RequestNotes
@@ -148,7 +145,7 @@ class NoteGiver:
         noted = self.write(incoming, notes)
         if any(note.question for note in notes.given):
             room = MAX_SHARE_WITH_EXAMPLES * incoming.max_context_tokens
-            if noted is None or len(noted.prompt.ids) > room:
+            if noted is None or noted.prompt.length > room:
                 notes = notes.without_examples()
                 noted = self.write(incoming, notes)
         return noted, notes

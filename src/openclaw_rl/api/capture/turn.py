@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import Ancestor
 from openclaw_rl.rendering import history
-from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt
+from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, Renderer
 from openclaw_rl.rendering.response import AssistantMessage, ResponseParser
 from openclaw_rl.types import (
     Continuation,
@@ -39,10 +39,16 @@ log = logging.getLogger(__name__)
 class Choice:
     """One of the n answers to a request, as far as it has been sampled."""
 
-    parser: ResponseParser
+    parser: ResponseParser | None = None
+    """Reads its tokens; None if it comes as text."""
     message: AssistantMessage = field(default_factory=AssistantMessage)
     tokens: list[SampledToken] = field(default_factory=list)
     finish_reason: str | None = None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did and it is known."""
+        return self.parser.stop_string if self.parser else None
 
 
 @dataclass(slots=True)
@@ -99,11 +105,12 @@ class OpenTurn:
         version: int,
         sampling: SamplingParams,
         cached_tokens: int,
+        usage: Mapping[str, int] | None = None,
     ) -> Turn:
-        """The turn with one of its choices, which has ended."""
+        """The turn with one of its choices, which has ended. `usage` are the tokens of one that came as text."""
         request = self.incoming.request
         message = choice.message.body()
-        given = {"cached_tokens": cached_tokens, "order": choice.message.order}
+        given = {"cached_tokens": cached_tokens, "order": choice.message.order, "usage": usage}
         details = request.details if isinstance(request, TranslatedRequest) else {}
         return Turn(
             completion=completion,
@@ -184,7 +191,7 @@ class PromptMaker:
     """
 
     ledger: Ledger
-    renderer: ChatRenderer
+    renderer: Renderer
     notes: NoteGiver | None
 
     def choose(self, turn: OpenTurn) -> None:
@@ -201,9 +208,12 @@ class PromptMaker:
             turn.notes = notes.notes if noted or not notes.given else ()
             if noted is not None:
                 turn.prompt = noted.prompt
-                turn.ids_without_notes = incoming.prompt.ids
+                turn.ids_without_notes = incoming.prompt.ids if incoming.prompt.chat is None else None
             return
         turn.notes_from = notes.began
+        if not isinstance(self.renderer, ChatRenderer):
+            turn.prompt, turn.continuation = (noted or incoming).prompt, Continuation.EXTENDS
+            return
         recorded = self.ledger.sequence(ancestor.number)
         without_notes = recorded
         if notes.began is not None:
@@ -245,6 +255,7 @@ class PromptMaker:
         self, incoming: IncomingRequest, covered: int, turn: history.RecordedTurn
     ) -> tuple[RenderedPrompt, Continuation]:
         """The prompt of a request whose first `covered` messages end with a recorded turn's response."""
+        assert isinstance(self.renderer, ChatRenderer)
         prompt, continuation = history.continue_turn(self.renderer, incoming.chat, incoming.prompt, covered, turn)
         if continuation is Continuation.REALIGNED and len(prompt.ids) >= incoming.max_context_tokens:
             # The record includes thoughts that the client left out; with them there is no room for an answer.

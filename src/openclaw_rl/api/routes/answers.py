@@ -1,4 +1,4 @@
-"""The routes that answer with tokens: chat, Anthropic's Messages, OpenAI's Responses and legacy completions."""
+"""The routes that answer: chat, Anthropic's Messages, OpenAI's Responses and legacy completions, Ollama's own."""
 
 import asyncio
 import contextlib
@@ -20,6 +20,7 @@ from openclaw_rl.api.wires.base import Wire, renamed
 from openclaw_rl.api.wires.chat import ChatWire
 from openclaw_rl.api.wires.completions import CompletionsRequest, CompletionsWire
 from openclaw_rl.api.wires.messages import MessagesRequest, MessagesWire
+from openclaw_rl.api.wires.ollama import OllamaChat, OllamaPrompt, OllamaWire
 from openclaw_rl.api.wires.responses import ResponsesWire, stored_response
 from openclaw_rl.api.wires.responses_request import ResponsesRequest
 from openclaw_rl.ledger.deletion import delete_answer
@@ -80,7 +81,7 @@ async def answer(request: Request, wire: Wire) -> Response:
             return Response(await wire.whole(completion), media_type="application/json")
     finally:
         watch.cancel()
-    return StreamingResponse(wire.events(completion), media_type="text/event-stream", headers=STREAM_HEADERS)
+    return StreamingResponse(wire.events(completion), media_type=wire.media_type, headers=STREAM_HEADERS)
 
 
 async def read(server: ServerState, request: Request, wire: Wire) -> IncomingRequest:
@@ -104,7 +105,7 @@ async def close_on_disconnect(request: Request, completion: Completion) -> None:
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, either at once or as a stream of server-sent events."""
     server = server_of(request)
-    return await answer(request, ChatWire(server.model, server.service.renderer.tokenizer.backend))
+    return await answer(request, ChatWire(server.model, server.service.tokenizer))
 
 
 @post("/v1/messages", MessagesRequest)
@@ -179,4 +180,16 @@ def unknown_response(id: str) -> Iterator[None]:
 async def completions(request: Request) -> Response:
     """Continue a text, either at once or as a stream of server-sent events."""
     server = server_of(request)
-    return await answer(request, CompletionsWire(server.model, server.service.renderer.tokenizer.backend))
+    return await answer(request, CompletionsWire(server.model, server.service.tokenizer))
+
+
+@post("/api/chat", OllamaChat)
+async def ollama_chat(request: Request) -> Response:
+    """Answer a conversation of Ollama's clients, as lines of JSON unless they want it whole."""
+    return await answer(request, OllamaWire(server_of(request).model, is_chat=True))
+
+
+@post("/api/generate", OllamaPrompt)
+async def ollama_generate(request: Request) -> Response:
+    """Answer one prompt of Ollama's clients, as lines of JSON unless they want it whole."""
+    return await answer(request, OllamaWire(server_of(request).model, is_chat=False))

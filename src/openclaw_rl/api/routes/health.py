@@ -10,7 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from openclaw_rl import __version__
 from openclaw_rl.api.service import ServerState, server_of
+from openclaw_rl.api.wire import body_schema, parse
+from openclaw_rl.api.wires.ollama import OllamaName
 from openclaw_rl.engines.base import EngineStats
 from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CaptureSuspended
@@ -47,6 +50,39 @@ def model_entry(server: ServerState) -> dict[str, Any]:
         "lifecycle": "active",
         "max_input_tokens": server.service.sampler.limits.max_context_tokens,
     }
+
+
+#: What Ollama says of a model's file, which is not here.
+OLLAMA_DETAILS = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
+
+
+@router.get("/api/tags")
+async def ollama_tags(request: Request) -> dict[str, Any]:
+    """The model that is served, for Ollama's clients."""
+    server = server_of(request)
+    changed = datetime.fromtimestamp(server.started, UTC).isoformat()
+    entry = {"name": server.model, "model": server.model, "modified_at": changed, "size": 0, "digest": ""}
+    return {"models": [{**entry, "details": OLLAMA_DETAILS}]}
+
+
+@router.post("/api/show", openapi_extra=body_schema(OllamaName))
+async def ollama_show(request: Request) -> dict[str, Any]:
+    """What Ollama's clients ask about a model before they use it."""
+    server = server_of(request)
+    async with server.bodies.read(request) as content:
+        server.check_model(parse(OllamaName, content).given)
+    context = server.service.sampler.limits.max_context_tokens
+    return {
+        "details": OLLAMA_DETAILS,
+        "model_info": {"general.architecture": "openclaw", "openclaw.context_length": context},
+        "capabilities": ["completion", "tools"],
+    }
+
+
+@router.get("/api/version")
+async def ollama_version() -> dict[str, str]:
+    """For clients that look whether a server speaks Ollama's API."""
+    return {"version": __version__}
 
 
 @router.get("/healthz")

@@ -9,10 +9,13 @@ from pydantic_core import to_json
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import CaptureFields, ChatRequest, TranslatedRequest, check_supported, malformed
+from openclaw_rl.api.wire import CaptureFields, ChatRequest, TranslatedRequest, malformed
+from openclaw_rl.rendering.chat import IMAGE_PART
 from openclaw_rl.rendering.response import Delta, ReasoningText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall
 
+#: The media type of server-sent events.
+EVENTS = "text/event-stream"
 #: Ends a stream of OpenAI's older wires.
 DONE = b"data: [DONE]\n\n"
 #: Some clients split lines at these characters too, so they are escaped. JSON allows it, and has them only in strings.
@@ -31,6 +34,8 @@ class Wire(Protocol):
     """How the ids of answers begin."""
     names: Mapping[str, str]
     """What the wire calls fields of a chat request, for errors."""
+    media_type: str
+    """What a streamed answer is."""
 
     def parse(self, body: bytes) -> ChatRequest:
         """Translate the request's body. Raises ApiError. May be called in a thread."""
@@ -39,7 +44,7 @@ class Wire(Protocol):
         """The body of an answer that is not streamed."""
 
     def events(self, completion: Completion) -> AsyncIterator[bytes]:
-        """Server-sent events, each as soon as it is known. An error after the start is sent as an event."""
+        """The events of a streamed answer, each as soon as it is known. An error after the start is one of them."""
 
 
 def data_event(body: Mapping[str, Any]) -> bytes:
@@ -72,9 +77,19 @@ def chat_request(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
     if not messages:
         raise ApiError(400, "messages must not be empty.", param="messages")
     try:
-        return check_supported(TranslatedRequest.model_validate({"translated": messages, **fields}))
+        return TranslatedRequest.model_validate({"translated": messages, **fields})
     except ValidationError as error:
         raise malformed(error) from None
+
+
+def image_part(url: str) -> dict[str, Any]:
+    """An image as a chat has it."""
+    return {"type": IMAGE_PART, "image_url": {"url": url}}
+
+
+def with_images(text: str, images: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """The content of a message: its text, and the images before it if there are any."""
+    return [*images, *([{"type": "text", "text": text}] if text else [])] if images else text
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from openclaw_rl.api.completion import ChoiceUpdate, Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, parse_request
-from openclaw_rl.api.wires.base import DONE, data_event
+from openclaw_rl.api.wires.base import DONE, EVENTS, data_event
 from openclaw_rl.rendering.response import Delta, ReasoningText, tool_call
 from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.rendering.tool_calls import ParsedToolCall
@@ -21,9 +21,11 @@ class ChatWire:
 
     id_prefix = "chatcmpl-"
     names: Mapping[str, str] = {}
+    media_type = EVENTS
     request: ChatRequest
 
-    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer, answers have no log-probs."""
         self.model = model
         self.tokenizer = tokenizer
 
@@ -92,6 +94,7 @@ class ChatWire:
         return {"content": content, "refusal": None}
 
     def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
+        assert self.tokenizer is not None
         raw = token_bytes(self.tokenizer, token_id)
         return {"token": raw.decode(errors="replace"), "logprob": value, "bytes": list(raw)}
 

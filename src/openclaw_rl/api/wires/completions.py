@@ -19,10 +19,9 @@ from openclaw_rl.api.wire import (
     ListOf,
     StreamOptions,
     TextRequest,
-    check_supported,
     parse,
 )
-from openclaw_rl.api.wires.base import DONE, data_event, refuse_fields, same_fields
+from openclaw_rl.api.wires.base import DONE, EVENTS, data_event, refuse_fields, same_fields
 from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.types import SampledToken
 
@@ -95,9 +94,11 @@ class CompletionsWire:
 
     id_prefix = "cmpl-"
     names = NAMES
+    media_type = EVENTS
     request: CompletionsRequest
 
-    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer, prompts are text and answers have no log-probs."""
         self.model = model
         self.tokenizer = tokenizer
 
@@ -105,7 +106,7 @@ class CompletionsWire:
         request = self.request = parse_completions(body)
         prompt = the_prompt(request)
         text = prompt if isinstance(prompt, str) else self._text(prompt)
-        chat = TextRequest(
+        return TextRequest(
             **same_fields(request),
             messages=[ChatMessage(role="user", content=text)],
             prompt=prompt,
@@ -114,9 +115,10 @@ class CompletionsWire:
             logprobs=request.logprobs is not None or None,
             top_logprobs=request.logprobs,
         )
-        return check_supported(chat)
 
     def _text(self, ids: list[int]) -> str:
+        if self.tokenizer is None:
+            raise ApiError(400, "The tokens of this model are not known here: give the prompt as text.", param="prompt")
         size = self.tokenizer.get_vocab_size()
         if not all(0 <= id < size for id in ids):
             raise ApiError(400, f"The prompt's token ids must be from 0 to {size - 1}.", param="prompt")
@@ -172,6 +174,7 @@ class CompletionsWire:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": starts}
 
     def _token(self, id: int) -> str:
+        assert self.tokenizer is not None
         return token_bytes(self.tokenizer, id).decode(errors="replace")
 
 

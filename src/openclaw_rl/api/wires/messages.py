@@ -11,13 +11,16 @@ from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
 from openclaw_rl.api.wires.base import (
+    EVENTS,
     Block,
     BlockEvent,
     BlockReader,
     chat_request,
+    image_part,
     named_event,
     refuse_fields,
     same_fields,
+    with_images,
 )
 from openclaw_rl.rendering.clients import CONTEXT, client_purpose
 
@@ -41,6 +44,23 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 class MessagesText(WireModel):
     type: Literal["text"]
     text: str
+
+
+class ImageSource(WireModel):
+    type: Literal["base64", "url"]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+
+class MessagesImage(WireModel):
+    type: Literal["image"]
+    source: ImageSource
+
+    @property
+    def chat_part(self) -> dict[str, Any]:
+        source = self.source
+        return image_part(source.url or f"data:{source.media_type};base64,{source.data}")
 
 
 class MessagesThinking(WireModel):
@@ -69,7 +89,8 @@ class MessagesToolResult(WireModel):
 
 
 ContentBlock = Annotated[
-    MessagesText | MessagesThinking | MessagesToolUse | MessagesToolResult, Field(discriminator="type")
+    MessagesText | MessagesImage | MessagesThinking | MessagesToolUse | MessagesToolResult,
+    Field(discriminator="type"),
 ]
 
 
@@ -222,21 +243,25 @@ def user_messages(role: str, blocks: list[ContentBlock]) -> Iterator[dict[str, A
     Claude Code puts its summary of the conversation, or its request for one, into the message of a person's words.
     """
     texts: list[str] = []
+    images: list[dict[str, Any]] = []
     for block in blocks:
+        if isinstance(block, MessagesImage):
+            images.append(block.chat_part)
+            continue
         if not isinstance(block, MessagesText | MessagesToolResult):
             raise ApiError(400, f"A {role}'s message cannot contain {block.type} blocks.", param="messages")
         is_alone = isinstance(block, MessagesToolResult) or client_purpose(block.text) not in (None, CONTEXT)
         if texts and is_alone:
-            yield {"role": role, "content": "\n".join(texts)}
-            texts = []
+            yield {"role": role, "content": with_images("\n".join(texts), images)}
+            texts, images = [], []
         if isinstance(block, MessagesToolResult):
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
         elif is_alone:
             yield {"role": role, "content": block.text}
         else:
             texts.append(block.text)
-    if texts:
-        yield {"role": role, "content": "\n".join(texts)}
+    if texts or images:
+        yield {"role": role, "content": with_images("\n".join(texts), images)}
 
 
 def joined(content: str | list[MessagesText] | None, separator: str = "\n") -> str:
@@ -270,6 +295,7 @@ class MessagesWire:
 
     id_prefix = "msg_"
     names = NAMES
+    media_type = EVENTS
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -365,8 +391,8 @@ def content_block(block: Block, signature: str) -> dict[str, Any]:
 def ending(completion: Completion) -> dict[str, Any]:
     """Why the answer ended."""
     choice = completion.choices[0]
-    if choice.parser.stop_string is not None and choice.finish_reason == "stop":
-        return {"stop_reason": "stop_sequence", "stop_sequence": choice.parser.stop_string}
+    if choice.stop_string is not None and choice.finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_string}
     return {"stop_reason": STOP_REASONS[choice.finish_reason or "stop"], "stop_sequence": None}
 
 

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest
-from openclaw_rl.api.wires.base import Block, BlockEvent, BlockReader, named_event
+from openclaw_rl.api.wires.base import EVENTS, Block, BlockEvent, BlockReader, named_event
 from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
 from openclaw_rl.ledger.errors import CaptureSuspended, DamagedTurn, UnknownTurn
 from openclaw_rl.ledger.store import Ledger
@@ -116,6 +116,7 @@ class ResponsesWire:
 
     id_prefix = RESPONSE
     names = NAMES
+    media_type = EVENTS
     request: ResponsesRequest
 
     def __init__(self, model: str, owner: str, ledger: Ledger | None) -> None:
@@ -306,10 +307,18 @@ def stored_response(turn: StoredTurn, model: str) -> dict[str, Any]:
         int(turn.created),
         [writer.item(block) for block in blocks(turn.message, details.get("order"), is_cut)],
         repeated,
-        usage_body(len(turn.prompt_ids), details.get("cached_tokens", 0), len(turn.response_ids)),
+        usage_body(*recorded_usage(turn)),
         is_cut=is_cut,
         is_stored=True,
     )
+
+
+def recorded_usage(turn: StoredTurn) -> tuple[int, int, int]:
+    """The tokens of the prompt, those of them that were cached, and those of the answer."""
+    told = turn.details.get("usage", {})
+    cached = turn.details.get("cached_tokens", 0)
+    prompt = told.get("prompt_tokens", len(turn.prompt_ids))
+    return prompt, cached, told.get("completion_tokens", len(turn.response_ids))
 
 
 def blocks(message: dict[str, Any], order: list[Piece] | None, is_cut: bool) -> list[Block]:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, TextPart, WireModel, parse
-from openclaw_rl.api.wires.base import chat_request, refuse_fields, same_fields
+from openclaw_rl.api.wires.base import chat_request, image_part, refuse_fields, same_fields, with_images
 from openclaw_rl.rendering.chat import Message
 
 #: The Responses API's names of the chat fields that can be at fault.
@@ -31,10 +31,15 @@ class ItemText(WireModel):
     text: str
 
 
+class ItemImage(WireModel):
+    type: Literal["input_image"]
+    image_url: str
+
+
 class MessageItem(WireModel):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | ListOf[ItemText]
+    content: str | ListOf[ItemText | ItemImage]
 
 
 class FunctionCallItem(WireModel):
@@ -86,7 +91,9 @@ def other_message(item: FunctionOutputItem | MessageItem) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)}
     # The role `system` is kept for instructions, which the next request may replace.
     role = "developer" if item.role == "system" else item.role
-    return {"role": role, "content": joined(item.content)}
+    parts = () if isinstance(item.content, str) else item.content
+    images = [image_part(part.image_url) for part in parts if isinstance(part, ItemImage)]
+    return {"role": role, "content": with_images(joined(item.content), images)}
 
 
 def assistant_message(items: list[AnswerItem]) -> dict[str, Any]:
@@ -108,10 +115,10 @@ def assistant_message(items: list[AnswerItem]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def joined(content: str | Sequence[ItemText | TextPart], separator: str = "\n") -> str:
+def joined(content: str | Sequence[ItemText | ItemImage | TextPart], separator: str = "\n") -> str:
     if isinstance(content, str):
         return content
-    return content[0].text if len(content) == 1 else separator.join(part.text for part in content)
+    return separator.join(part.text for part in content if not isinstance(part, ItemImage))
 
 
 class FunctionTool(WireModel):
@@ -223,6 +230,7 @@ def translate(
         max_completion_tokens=request.max_output_tokens,
         response_format=text.chat_format() if text else None,
         chat_template_kwargs={"enable_thinking": effort != "none"} if effort else None,
+        reasoning_effort=effort,
         details=details,
     )
 

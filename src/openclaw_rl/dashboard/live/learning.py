@@ -13,13 +13,14 @@ from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
 from openclaw_rl.dashboard.live.screenshots import latest_shots
 from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, reward_charts, step_charts, step_row
 from openclaw_rl.dashboard.views.turn import from_card
-from openclaw_rl.engines.base import EngineError
+from openclaw_rl.engines.base import NO_TOKENS, EngineError
 from openclaw_rl.lab.charts import Chart
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.ledger import pages
 from openclaw_rl.ledger.episodes import outcome
 from openclaw_rl.ledger.turns import load_readable
+from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import BASE_VERSION
 
 STEPS_ON_A_PAGE, STEPS_IN_CHARTS = 50, 1000
@@ -108,6 +109,8 @@ async def answer_before_and_after(request: Request) -> Response:
 
 async def greedy_answer(dashboard: Dashboard, prompt: list[int], version: int) -> str:
     service = dashboard.server.service
+    if not isinstance(service.renderer, ChatRenderer):
+        return f"({NO_TOKENS})"
     try:
         return await answer_greedily(service.sampler, service.renderer, prompt, version, ANSWER_TOKENS)
     except EngineError as error:

@@ -156,8 +156,7 @@ async def tokens(request: Request) -> Response:
         if turn is None:
             return None
         method = dashboard.run.method
-        tokenizer = dashboard.server.service.renderer.tokenizer.backend
-        view = token_view(tokenizer, turn, method)
+        view = token_view(dashboard.server.service.tokenizer, turn, method)
         overlaps = compare_hints(turn, method.topk)
         return render("dashboard/templates/tokens.html.j2", view=view, overlaps=overlaps)
 

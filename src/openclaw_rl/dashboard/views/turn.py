@@ -99,8 +99,10 @@ class TokenView:
     """Tokens that are not shown."""
 
 
-def token_view(tokenizer: Tokenizer, turn: StoredTurn, method: Method) -> TokenView:
+def token_view(tokenizer: Tokenizer | None, turn: StoredTurn, method: Method) -> TokenView:
     """The tokens of a turn with what they learn: by the run's method, unless the answer is practised."""
+    if turn.is_text or tokenizer is None:
+        return TokenView(note="It has no tokens here: it was recorded as text, and the weights are elsewhere.")
     if turn.sample is SampleKind.PRACTICE:
         method = PracticeMethod(method.options)
     if not fits(tokenizer, turn):

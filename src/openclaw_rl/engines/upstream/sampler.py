@@ -1,0 +1,313 @@
+"""The sampler of a model behind one or several OpenAI-compatible APIs."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from openclaw_rl.client import ApiClient, ServerError
+from openclaw_rl.engines.base import (
+    ApiRefused,
+    ChatCall,
+    EngineLimits,
+    EngineStats,
+    EngineUnavailable,
+    SamplerCapabilities,
+    TextPiece,
+    TextSampler,
+)
+from openclaw_rl.engines.stream import Admission, PieceStream
+from openclaw_rl.engines.upstream.answer import BAD_GATEWAY, BROKEN, AnswerReader, answer_events
+from openclaw_rl.types import BASE_VERSION
+
+log = logging.getLogger(__name__)
+
+CHAT, TEXT, MODELS = "/chat/completions", "/completions", "/models"
+#: How long the API may take to accept a connection, and to list its models.
+CONNECT_SECONDS, LIST_SECONDS = 10.0, 30.0
+#: A request that could not be sent is tried once more after this time, on another server if there is one.
+PAUSE_SECONDS = 0.25
+#: How often an API that cannot be reached is looked at.
+LOOK_SECONDS = 2.0
+GATEWAY_TIMEOUT = 504
+#: Of an error, so much is read and so much is passed on.
+MAX_ERROR_BYTES, MAX_MESSAGE_CHARACTERS = 1 << 20, 500
+#: What clients are told if the API does not say how long a conversation may be.
+USUAL_CONTEXT = 131_072
+#: The names under which APIs say so.
+CONTEXT_NAMES = ("max_model_len", "max_input_tokens", "context_length", "max_context_length")
+KEY_ADVICE = "Check UPSTREAM_API_KEY of this server."
+CLOSING = "The server is shutting down."
+#: Most models that a message names.
+MAX_NAMED = 5
+
+CAPABILITIES = SamplerCapabilities(
+    loads=frozenset(), tokens=False, max_top_logprobs=0, scores_targets=False, raw_logprobs=False, candidates=False
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSettings:
+    """What the sampler is built from."""
+
+    urls: Sequence[str]
+    model: str
+    key: str
+    timeout: float
+    max_context: int | None
+    max_sequences: int
+    max_queue: int
+
+
+class Upstream:
+    """One URL."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.api = ApiClient(
+            url,
+            key,
+            key_advice=KEY_ADVICE,
+            headers={"Accept-Encoding": "identity"},
+            through_proxy=True,
+            connect_seconds=CONNECT_SECONDS,
+            max_body_bytes=MAX_ERROR_BYTES,
+        )
+        self.api.check()
+        self.running = 0
+        self.trouble = ""
+        """Why it cannot be reached; empty if it can."""
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The models that it lists; none if it has no list. Raises ServerError if it cannot be used at all."""
+        try:
+            found = (await self.api.call("GET", MODELS, seconds=LIST_SECONDS)).json()["data"]
+            return [model for model in found if isinstance(model.get("id"), str)]
+        except ServerError as error:
+            if not error.status or error.status in (401, 403):
+                raise
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            pass
+        return []
+
+
+class UpstreamSampler(TextSampler):
+    """Implements `TextSampler`.
+
+    - A request is sent a second time only if no connection could be made: nothing has been sent then.
+    - Ending a stream early closes its connection, by which the API knows that nobody waits.
+    - The key is sent to the given URLs alone: no redirect is followed, and no message repeats it.
+    - An API that cannot be reached gets requests again as soon as it answers.
+    - Each answer is a request of its own: many APIs ignore `n`.
+    """
+
+    capabilities = CAPABILITIES
+    newest_version = BASE_VERSION
+
+    def __init__(self, settings: UpstreamSettings) -> None:
+        self.settings = settings
+        try:
+            self.servers = [Upstream(url, settings.key) for url in settings.urls]
+        except ServerError as error:
+            raise EngineUnavailable(str(error)) from None
+        self._context: int | None = None
+        self._admission = Admission(settings.max_sequences, settings.max_queue)
+        self._ids = count(1)
+        self._tasks: dict[int, dict[int, asyncio.Task[None]]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+        self._limit_field = "max_tokens"
+        """What the API calls the most tokens of an answer."""
+        self._asks_usage = True
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._admission.limits(self.settings.max_context or self._context or USUAL_CONTEXT)
+
+    def describe(self) -> str:
+        where = ", ".join(server.api.url for server in self.servers)
+        return f"{self.settings.model} behind the API at {where}, which is sent what people say"
+
+    def stats(self) -> EngineStats:
+        away = [server for server in self.servers if server.trouble]
+        detail = CLOSING if self._closed else " ".join(server.trouble for server in away)
+        waiting = max(0, self._admission.outstanding - self.settings.max_sequences)
+        servers = {server.api.url: None if server.trouble else server.running for server in self.servers}
+        is_ready = not self._closed and len(away) < len(self.servers)
+        return EngineStats(is_ready, self._admission.outstanding - waiting, waiting, 0, detail, servers)
+
+    async def start(self) -> None:
+        for server in self.servers:
+            try:
+                self._read_models(server, await server.models())
+            except ServerError as error:
+                if error.status:
+                    raise EngineUnavailable(f"{server.api.url} answers {error.status}: {error.message}") from None
+                server.trouble = self._unreachable(server, error)
+        if all(server.trouble for server in self.servers):
+            raise EngineUnavailable(f"{self.servers[0].trouble} Start the API, or check --upstream-url.")
+        self._look_again()
+
+    def _read_models(self, server: Upstream, models: Sequence[dict[str, Any]]) -> None:
+        named = [model["id"] for model in models]
+        for model in models:
+            if model["id"] == self.settings.model:
+                self._context = next((n for name in CONTEXT_NAMES if isinstance(n := model.get(name), int)), None)
+        if named and self.settings.model not in named:
+            others = ", ".join(named[:MAX_NAMED])
+            log.warning("%s does not list %s, but: %s.", server.api.url, self.settings.model, others)
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [task for tasks in self._tasks.values() for task in tasks.values()]
+        for task in (*tasks, *([self._looking] if self._looking else [])):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(server.api.close() for server in self.servers))
+
+    def chat(self, call: ChatCall) -> PieceStream:
+        if self._closed:
+            raise EngineUnavailable(CLOSING)
+        self._admission.check(call)
+        stream = PieceStream(self, next(self._ids), BASE_VERSION, call.n)
+        self._admission.enter(stream, call.priority)
+        self._tasks[stream.id] = {
+            index: asyncio.create_task(self._answer(stream, call, index)) for index in range(call.n)
+        }
+        return stream
+
+    def cancel(self, id: int, index: int | None = None) -> None:
+        for number, task in self._tasks.get(id, {}).items():
+            if index in (None, number):
+                task.cancel()
+
+    def forget(self, stream: PieceStream) -> None:
+        for task in self._tasks.pop(stream.id, {}).values():
+            task.cancel()
+        self._admission.leave(stream)
+
+    async def _answer(self, stream: PieceStream, call: ChatCall, index: int) -> None:
+        """Feed one answer to its stream."""
+        reader = AnswerReader(is_chat="prompt" not in call.body)
+        try:
+            async for event in self._events(call, index):
+                if deltas := reader.read(event):
+                    stream.feed([TextPiece(index, deltas)])
+            if reader.finish is None:
+                raise ApiRefused("it broke off its answer", BAD_GATEWAY, BROKEN)
+            for name, number in reader.usage.items():
+                stream.usage[name] = stream.usage.get(name, 0) + number
+            # The numbers of tokens come after the last word, and belong to the turn.
+            stream.feed([TextPiece(index, (), reader.finish)])
+        except EngineUnavailable as error:
+            stream.fail(error)
+
+    async def _events(self, call: ChatCall, index: int) -> AsyncIterator[Any]:
+        """The events of an answer. Raises EngineUnavailable."""
+        tried: list[Upstream] = []
+        while True:
+            server = self._choose(tried)
+            tried.append(server)
+            try:
+                with server.working():
+                    async for event in self._events_of(server, self._body(call, index)):
+                        yield event
+                return
+            except ServerError as error:
+                if not error.status and not error.was_sent:
+                    server.trouble = self._unreachable(server, error)
+                    self._look_again()
+                    if len(tried) <= max(1, len(self.servers) - 1):
+                        await asyncio.sleep(PAUSE_SECONDS)
+                        continue
+                elif self._adapts_to(error, call):
+                    tried.pop()
+                    continue
+                raise self._refusal(server, error) from error
+            except ApiRefused as error:
+                error.args = (f"{server.api.url}: {self._without_key(str(error))}",)
+                raise
+
+    async def _events_of(self, server: Upstream, body: dict[str, Any]) -> AsyncIterator[Any]:
+        """The events of one server's answer. Raises ServerError, and ApiRefused if it is silent for too long."""
+        seconds = self.settings.timeout
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(seconds) as patience:
+                async with server.api.stream("POST", TEXT if "prompt" in body else CHAT, body) as answer:
+                    server.trouble = ""
+                    async for event in answer_events(answer):
+                        patience.reschedule(clock() + seconds)
+                        yield event
+        except TimeoutError:
+            raise ApiRefused(f"it said nothing for {seconds:g} seconds", GATEWAY_TIMEOUT, "upstream_timeout") from None
+
+    def _choose(self, tried: Sequence[Upstream]) -> Upstream:
+        """The first server with the least to do: one that is used alone keeps a conversation's prefix cached."""
+        others = [server for server in self.servers if server not in tried] or self.servers
+        return min(others, key=lambda server: (bool(server.trouble), server.running))
+
+    def _body(self, call: ChatCall, index: int) -> dict[str, Any]:
+        body = {**call.body, "model": self.settings.model, "stream": True}
+        if (most := body.pop("max_tokens", None)) is not None:
+            body[self._limit_field] = most
+        if self._asks_usage:
+            body["stream_options"] = {"include_usage": True}
+        if body.get("seed") is not None:
+            body["seed"] += index
+        return body
+
+    def _adapts_to(self, error: ServerError, call: ChatCall) -> bool:
+        """Whether the API refused a field that can be written otherwise. It is, from now on."""
+        if error.status not in (400, 422):
+            return False
+        if "max_completion_tokens" in error.message and "max_tokens" in call.body and self._limit_field == "max_tokens":
+            self._limit_field = "max_completion_tokens"
+        elif "stream_options" in error.message and self._asks_usage:
+            self._asks_usage = False
+        else:
+            return False
+        return True
+
+    def _refusal(self, server: Upstream, error: ServerError) -> EngineUnavailable:
+        if not error.status and not error.was_sent:
+            return EngineUnavailable(server.trouble)
+        message = self._without_key(error.message)
+        if 400 <= error.status < 600:
+            code = error.code if isinstance(error.code, str) else None
+            text = f"{server.api.url} answers {error.status}: {message}"
+            return ApiRefused(text, error.status, code, error.retry_after)
+        return ApiRefused(f"{server.api.url} broke off its answer: {message}", BAD_GATEWAY, BROKEN)
+
+    def _unreachable(self, server: Upstream, error: ServerError) -> str:
+        return f"{server.api.url} cannot be reached: {self._without_key(error.message)}."
+
+    def _without_key(self, message: str) -> str:
+        """Some APIs repeat the key that they refuse."""
+        key = self.settings.key
+        return (message.replace(key, "***") if key else message)[:MAX_MESSAGE_CHARACTERS]
+
+    def _look_again(self) -> None:
+        if any(server.trouble for server in self.servers) and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Look at the servers that cannot be reached until all can."""
+        while away := [server for server in self.servers if server.trouble]:
+            await asyncio.sleep(LOOK_SECONDS)
+            for server in away:
+                try:
+                    await server.api.send("GET", MODELS, seconds=LIST_SECONDS)
+                    server.trouble = ""
+                except ServerError as error:
+                    server.trouble = self._unreachable(server, error)

@@ -1,0 +1,270 @@
+"""A server in front of another API: every wire, what is passed on, what is recorded, and errors."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from openclaw_rl.api.answering import SamplingDefaults
+from openclaw_rl.api.app import create_app
+from openclaw_rl.api.service import ChatService
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.upstream.sampler import UpstreamSampler, UpstreamSettings
+from openclaw_rl.ledger import turns
+from openclaw_rl.ledger.options import NotesOptions
+from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.rendering.chat import MessageRenderer
+from openclaw_rl.types import Continuation, StoredTurn
+from support.chat_api import ChatApi, Said, refusal, words
+from support.harness import Bench, running, wait_for
+
+KEY = "sk-of-the-owner"
+ASK = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+class Front(Bench):
+    """A server of ours in front of an API."""
+
+    def __init__(self, api: ChatApi, directory: Path) -> None:
+        self.api = api
+        self.ledger = Ledger(directory)
+        self.db = connect(directory / FILE, readonly=True)
+        self.sampler = UpstreamSampler(UpstreamSettings([api.url], "their-model", KEY, 30, None, 4, 60))
+        renderer = MessageRenderer()
+        self.service = ChatService(
+            self.sampler, renderer, SamplingDefaults(), ledger=self.ledger, notes=NotesOptions(note_probes=0)
+        )
+        self.app = create_app(self.service, "tiny")
+        self.url = ""
+
+    def turns(self) -> list[StoredTurn]:
+        return [turns.load_turn(self.db, number) for number in turns.turn_numbers(self.db)]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    api = ChatApi()
+    with running(Front(api, tmp_path_factory.mktemp("ledger"))) as front:
+        yield front  # type: ignore[misc]
+        front.ledger.close()  # type: ignore[attr-defined]
+    api.stop()
+
+
+@pytest.fixture
+def front(shared: Front) -> Front:
+    shared.api.answer = lambda _body: words("hello ", "world")
+    shared.api.requests.clear()
+    shared.api.headers.clear()
+    return shared
+
+
+def test_chat_is_passed_on_and_streamed_with_the_api_s_numbers(front: Front) -> None:
+    pieces = front.client.chat.completions.create(
+        model="tiny", messages=ASK, stream=True, stream_options={"include_usage": True}, max_tokens=9, temperature=0.3
+    )
+    chunks = list(pieces)
+    assert [c.choices[0].delta.content for c in chunks if c.choices][:3] == ["", "hello ", "world"]
+    assert chunks[-1].usage.prompt_tokens == 12
+    asked = front.api.requests[-1]
+    assert asked["model"] == "their-model"
+    assert asked["messages"] == ASK
+    assert (asked["max_tokens"], asked["temperature"]) == (9, 0.3)
+    assert front.api.headers[-1]["Authorization"] == f"Bearer {KEY}"
+    assert "session_id" not in asked
+    assert "store" not in asked
+
+
+def test_every_wire_speaks_to_an_api_that_speaks_chat(front: Front) -> None:
+    said = front.anthropic.messages.create(model="tiny", max_tokens=7, system="Be kind.", messages=ASK)
+    assert (said.content[0].text, said.stop_reason) == ("hello world", "end_turn")
+    assert (said.usage.input_tokens, said.usage.cache_read_input_tokens, said.usage.output_tokens) == (9, 3, 5)
+    assert front.api.requests[-1]["messages"][0] == {"role": "system", "content": "Be kind."}
+    assert front.api.requests[-1]["max_tokens"] == 7
+    response = front.client.responses.create(model="tiny", input="Hi", instructions="Be kind.")
+    assert response.output_text == "hello world"
+    assert front.client.responses.retrieve(response.id).usage.input_tokens == 12
+    follow = front.client.responses.create(model="tiny", input="And?", previous_response_id=response.id)
+    assert [m["role"] for m in front.api.requests[-1]["messages"]] == ["user", "assistant", "user"]
+    assert follow.output_text == "hello world"
+    text = front.client.completions.create(model="tiny", prompt="Once", max_tokens=3)
+    assert text.choices[0].text == "hello world"
+    assert front.api.paths[-1] == "/v1/completions"
+    assert front.api.requests[-1]["prompt"] == "Once"
+    refused = front.send("completions", {"prompt": [1, 2]})
+    assert refused.status_code == 400
+    assert "text" in refused.json()["error"]["message"]
+
+
+def test_tools_schemas_and_images_are_handed_through(front: Front) -> None:
+    parts = [{"index": 0, "id": "call_1", "function": {"name": "look", "arguments": '{"at'}}]
+    more = [{"index": 0, "function": {"arguments": '": 1}'}}]
+    second = [{"index": 1, "id": "call_2", "function": {"name": "look", "arguments": ""}}]
+    deltas: list[dict[str, Any]] = [{"reasoning": "hm"}, *({"tool_calls": part} for part in (parts, more, second))]
+    front.api.answer = lambda _body: Said(deltas, finish="tool_calls")
+    picture = {"type": "image_url", "image_url": {"url": PNG}}
+    question = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True}}
+    answer = front.client.chat.completions.create(
+        model="tiny", messages=[question], tools=[TOOL], tool_choice="required", response_format=schema
+    )
+    calls = answer.choices[0].message.tool_calls
+    assert [(call.id, call.function.arguments) for call in calls] == [("call_1", '{"at": 1}'), ("call_2", "{}")]
+    assert answer.choices[0].message.reasoning_content == "hm"
+    assert answer.choices[0].finish_reason == "tool_calls"
+    asked = front.api.requests[-1]
+    assert asked["messages"] == [question]
+    assert asked["tools"] == [TOOL]
+    assert asked["tool_choice"] == "required"
+    assert asked["response_format"] == schema
+    used = front.anthropic.messages.create(
+        model="tiny",
+        max_tokens=7,
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}},
+                    {"type": "text", "text": "What is it?"},
+                ],
+            }
+        ],
+        tools=[{"name": "look", "input_schema": {"type": "object"}}],
+    )
+    assert [block.input for block in used.content if block.type == "tool_use"] == [{"at": 1}, {}]
+    assert picture in front.api.requests[-1]["messages"][0]["content"]
+
+
+def test_reasoning_in_tags_and_answers_that_are_not_streamed_are_read(front: Front) -> None:
+    front.api.answer = lambda _body: words("<think>so", "</think>\n\n", "Yes.", streams=False)
+    message = front.client.chat.completions.create(model="tiny", messages=ASK).choices[0].message
+    assert (message.reasoning_content, message.content) == ("so", "Yes.")
+
+
+def test_turns_are_recorded_as_text_and_continue_each_other(front: Front) -> None:
+    before = len(front.turns())
+    first = front.post({"messages": [{"role": "user", "content": "Name a bird."}], "n": 2}).json()
+    history = [
+        {"role": "user", "content": "Name a bird."},
+        first["choices"][0]["message"],
+        {"role": "user", "content": "Perfect, thanks!"},
+    ]
+    front.post({"messages": history})
+    one, other, last = front.turns()[before:]
+    assert one.is_text
+    assert other.is_text
+    assert not one.response_ids
+    assert not one.logprobs
+    assert one.message["content"] == "hello world"
+    assert last.session == one.session
+    assert last.continuation == Continuation.EXTENDS
+    wait_for(lambda: any(turn.next_state for turn in front.turns()[before:]))
+    assert [m["content"] for t in front.turns()[before:] for m in t.next_state or ()] == ["Perfect, thanks!"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "words_in_it"),
+    [
+        (refusal(401, f"Incorrect API key: {KEY}"), 401, "UPSTREAM_API_KEY"),
+        (refusal(429, "Slow down", **{"Retry-After": "7"}), 429, "Slow down"),
+        (refusal(500, "Oops"), 500, "Oops"),
+        (refusal(529, "Overloaded"), 529, "Overloaded"),
+        (refusal(404, "model 'x' not found"), 404, "not found"),
+        (words("half", finish=None), 502, "broke off"),
+        (words("late", silent=1.5), 504, "said nothing"),
+        (Said([{"content": "a"}], error={"message": "out of memory"}), 502, "out of memory"),
+        (Said([{"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{"}}]}]), 502, "form"),
+    ],
+)
+def test_errors_of_the_api_reach_clients_in_the_shape_of_their_wire(
+    front: Front, said: Said, status: int, words_in_it: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front.api.answer = lambda _body: said
+    if said.silent:
+        monkeypatch.setattr(front.sampler, "settings", replace(front.sampler.settings, timeout=0.3))
+    with pytest.raises(openai.APIStatusError) as raised:
+        front.client.chat.completions.create(model="tiny", messages=ASK)
+    error = raised.value
+    assert error.status_code == status
+    assert words_in_it in error.body["message"]
+    assert KEY not in str(error.body)
+    if status == 429:
+        assert error.response.headers["Retry-After"] == "7"
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        front.anthropic.messages.create(model="tiny", max_tokens=5, messages=ASK)
+    assert refused.value.status_code == status
+    assert refused.value.body["type"] == "error"
+    assert words_in_it in refused.value.body["error"]["message"]
+    assert len(front.api.requests) == 2, "a request that was sent is not sent again"
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_event(front: Front) -> None:
+    front.api.answer = lambda _body: words("half", finish=None)
+    lines = front.post({"messages": ASK, "stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[1]["choices"][0]["delta"] == {"content": "half"}
+    assert "broke off" in events[-1]["error"]["message"]
+    turns_before = len(front.turns())
+    streamed = front.send("messages", {"messages": ASK, "max_tokens": 5, "stream": True}).text
+    assert "event: error" in streamed
+    assert len(front.turns()) == turns_before
+
+
+def test_fields_that_an_api_calls_otherwise_are_renamed(front: Front) -> None:
+    def strict(body: dict[str, Any]) -> Said:
+        if "max_tokens" in body:
+            return refusal(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+        return refusal(400, "Unknown field stream_options") if "stream_options" in body else words("ok")
+
+    front.api.answer = strict
+    answer = front.client.chat.completions.create(model="tiny", messages=ASK, max_tokens=5)
+    assert answer.choices[0].message.content == "ok"
+    assert front.api.requests[-1]["max_completion_tokens"] == 5
+    front.sampler._limit_field, front.sampler._asks_usage = "max_tokens", True
+
+
+def test_log_probs_are_not_pretended(front: Front) -> None:
+    refused = front.post({"messages": ASK, "logprobs": True})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "logprobs"
+
+
+def test_an_api_that_is_away_is_used_again_when_it_is_back(front: Front) -> None:
+    front.api.stop()
+    refused = front.post({"messages": ASK})
+    assert refused.status_code == 503
+    assert "cannot be reached" in refused.json()["error"]["message"]
+    ready = httpx.get(f"{front.url}/readyz")
+    assert ready.status_code == 503
+    assert "cannot be reached" in ready.json()["detail"]
+    front.api.start()
+    assert front.post({"messages": ASK}).status_code == 200
+    assert httpx.get(f"{front.url}/readyz").status_code == 200
+
+
+def test_several_urls_are_one_sampler(tmp_path: Path) -> None:
+    away, there = ChatApi(), ChatApi(lambda _body: words("from the second"))
+    front = Front(there, tmp_path)
+    front.sampler.__init__(UpstreamSettings([away.url, there.url], "their-model", "", 5, None, 4, 4))  # type: ignore[misc]
+    away.stop()
+    with running(front):
+        assert front.post({"messages": ASK}).json()["choices"][0]["message"]["content"] == "from the second"
+    front.ledger.close()
+    there.stop()
+
+
+async def test_a_start_says_what_is_wrong() -> None:
+    api = ChatApi()
+    api.stop()
+    sampler = UpstreamSampler(UpstreamSettings([api.url], "m", "", 5, None, 4, 4))
+    with pytest.raises(EngineUnavailable, match="--upstream-url"):
+        await sampler.start()
+    await sampler.close()
