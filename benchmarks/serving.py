@@ -6,7 +6,8 @@ Each runs in its own process under uvicorn with the same settings. Our server ha
 tokenizer (the embedded model's), with a sampler that answers at once, so that only the server is measured.
 The other wires are compared with chat completions, whole and streamed, on the same conversations. The last table has
 agents with long prompts, each with a conversation of its own, at a server that records them and at one that does not;
-and the first requests of conversations whose user has hundreds of notes and examples.
+and the first requests of conversations whose user has hundreds of notes and examples; and what a server that records
+adds in front of another API, which is our own.
 """
 
 import asyncio
@@ -126,6 +127,19 @@ def serve_noting(folder: Path, notes: int, examples: int, port: int) -> None:
     serve_ours(port, ledger, NotesOptions())
 
 
+def serve_front(folder: Path, api: int, port: int) -> None:
+    """A server that records, in front of the API at a port."""
+    from openclaw_rl.api.answering import SamplingDefaults
+    from openclaw_rl.api.app import create_app
+    from openclaw_rl.api.service import ChatService
+    from openclaw_rl.engines.upstream.sampler import UpstreamSampler, UpstreamSettings
+    from openclaw_rl.rendering.chat import MessageRenderer
+
+    settings = UpstreamSettings([f"http://127.0.0.1:{api}/v1"], "bench", "", 60, None, CLIENTS, CLIENTS)
+    service = ChatService(UpstreamSampler(settings), MessageRenderer(), SamplingDefaults(), ledger=Ledger(folder))
+    uvicorn.run(create_app(service, "bench"), port=port, log_level="error", access_log=False, lifespan="off")
+
+
 class Server:
     """A server in its own process, ready when the block starts."""
 
@@ -170,6 +184,15 @@ class Connection:
             return await self.reader.readuntil(b"\r\n0\r\n\r\n")
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         return await self.reader.readexactly(length)
+
+    async def first_word(self, payload: bytes) -> float:
+        """Milliseconds until the first word of a streamed answer."""
+        start = time.perf_counter()
+        self.writer.write(payload)
+        await self.reader.readuntil(ANSWER[:3].encode())
+        took = time.perf_counter() - start
+        await self.reader.readuntil(b"\r\n0\r\n\r\n")
+        return took * 1e3
 
 
 def payload(body: Body, path: str = "chat/completions") -> bytes:
@@ -410,6 +433,27 @@ async def measure_recording(ports: list[int]) -> None:
     table(f"Agents with {len(payload(agent_turns(1)[0])) // 1000} KB prompts ({machine()})", head, rows)
 
 
+async def measure_front(api: int, front: int) -> None:
+    """What a server in front of another API adds to the first word of its answer, and how many clients it serves."""
+    connections = [await Connection.open(port) for port in (api, front)]
+    times: list[list[float]] = [[], []]
+    for number in range(WARM_UP // 10 + WIRE_REQUESTS):
+        asked = {"model": "bench", "stream": True, "messages": [{"role": "user", "content": f"Question {number}?"}]}
+        for connection, measured in zip(connections, times, strict=True):
+            took = await connection.first_word(payload(asked))
+            if number >= WARM_UP // 10:
+                measured.append(took)
+    added = median(ours - its for its, ours in zip(*times, strict=True))
+    short = payload(short_chat())
+    rates = [await throughput(port, short) for port in (api, front)]
+    bare, through = (median(measured) for measured in times)
+    rows = [
+        ("first word, p50 ms", f"{bare:.2f}", f"{through:.2f}", f"+{added:.2f}", verdict(added, 2, False)),
+        (f"{CLIENTS} clients, requests/s", *(f"{rate:.0f}" for rate in rates), f"×{rates[1] / rates[0]:.2f}", ""),
+    ]
+    table(f"In front of another API ({machine()})", ("", "the API", "through us", "difference", "target"), rows)
+
+
 if __name__ == "__main__":
     with Server(serve_echo) as echo_server, Server(serve_ours) as our_server:
         asyncio.run(measure(echo_server.port, our_server.port))
@@ -426,3 +470,8 @@ if __name__ == "__main__":
             Server(partial(serve_noting, Path(scratch) / "many", *MANY_NOTES)) as many_notes,
         ):
             asyncio.run(measure_notes([without.port, few_notes.port, many_notes.port]))
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            Server(partial(serve_front, Path(scratch), our_server.port)) as front_server,
+        ):
+            asyncio.run(measure_front(our_server.port, front_server.port))

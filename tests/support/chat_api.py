@@ -1,5 +1,6 @@
 """A small OpenAI-compatible API on a real socket, as Ollama or a cloud has one. The test decides what it says."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -49,6 +50,7 @@ class ChatApi:
         self.models: list[Body] = [{"id": "their-model", "object": "model", "max_model_len": 4096}]
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
+        self._connections: list[socket.socket] = []
         self.start()
 
     @property
@@ -61,6 +63,10 @@ class ChatApi:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                api._connections.append(self.connection)
 
             def do_GET(self) -> None:
                 self.whole(200, {"object": "list", "data": api.models})
@@ -126,11 +132,14 @@ class ChatApi:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
-        """Refuse connections from now on."""
+        """Refuse connections from now on, and break those that there are, as a killed program does."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+        while self._connections:
+            with contextlib.suppress(OSError):
+                self._connections.pop().shutdown(socket.SHUT_RDWR)
 
 
 def events(said: Said, is_chat: bool) -> Iterator[Body]:

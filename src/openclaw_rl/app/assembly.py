@@ -49,7 +49,7 @@ class Engines:
 def fetch_files(config: Config, name: str | None = None) -> Path:
     """The folder with the files of a model that this machine needs; by default of the policy. Raises ModelNotFound."""
     needed = {config.sampler.model_files, *([config.learner.model_files] if config.learns else [])}
-    files = ModelFiles.WEIGHTS if ModelFiles.WEIGHTS in needed else ModelFiles.TOKENIZER
+    files = ModelFiles.WEIGHTS if ModelFiles.WEIGHTS in needed else config.sampler.model_files
     return fetch(files, name or config.policy_name, config.run.cache)
 
 

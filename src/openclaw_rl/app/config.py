@@ -302,7 +302,7 @@ class Loaded:
             "served_model_name": config.served_name,
             "backend": config.backend,
             "sampler": config.sampler.name,
-            "learner": config.learner.name,
+            "learner": "none: the weights are elsewhere" if config.engine.takes_text else config.learner.name,
         }
         rows = []
         for name, field in FIELDS.items():

@@ -1,5 +1,6 @@
 """Looks for what keeps a server from working on this machine, and says how to mend it. Nothing is changed."""
 
+import asyncio
 import contextlib
 import importlib.metadata
 import platform
@@ -18,13 +19,16 @@ from openclaw_rl.app.checks import check, locked_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.http_server import bind
 from openclaw_rl.app.hub import OnHub, ask_hub, is_downloaded
-from openclaw_rl.client import GIVE_KEY, Client, ready_state
+from openclaw_rl.client import GIVE_KEY, Client, ServerError, ready_state
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts
 from openclaw_rl.connect.files import addition, is_connected
 from openclaw_rl.engines.factory import ModelFiles
 from openclaw_rl.engines.host import usable_memory
+from openclaw_rl.engines.upstream.options import UpstreamOptions
+from openclaw_rl.engines.upstream.sampler import MAX_NAMED, Upstream
 from openclaw_rl.errors import UserError
+from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.ledger.run_dir import check_usable, read_server, server_url
 from openclaw_rl.ledger.schema import inspect_ledger
 from openclaw_rl.models import can_be_fetched, find_model
@@ -170,6 +174,8 @@ MIN_KEY_CHARACTERS = 16
 def model(config: Config) -> Finding:
     """Whether the model is on this machine, whole."""
     name = config.policy_name
+    if config.engine.takes_text:
+        return asyncio.run(behind_api(config))
     if config.sampler.model_files is ModelFiles.TOKENIZER:
         return ok(f"{name}, which runs elsewhere ({config.sampler.name})")
     if folder := find_model(config.model.model_name, config.run.cache):
@@ -182,6 +188,24 @@ def model(config: Config) -> Finding:
     if can_be_fetched(config.model.model_name):
         return note(f"{name} is not on this machine yet", "the first start fetches it, which needs the network")
     return broken(f"there is no model {name}", "give --model-name a folder, a GGUF file or a Hub id")
+
+
+async def behind_api(config: Config) -> Finding:
+    """Whether each API answers, takes the key and has the model."""
+    options = config.section(UpstreamOptions)
+    for url in config.sampler.urls(config.engine_settings):
+        upstream = Upstream(url, options.upstream_key)
+        try:
+            names = [model["id"] for model in await upstream.models()]
+        except ServerError as error:
+            mend = "start the API, or check --upstream-url and UPSTREAM_API_KEY"
+            return broken(f"{upstream.api.url} does not answer: {error.message}", mend)
+        finally:
+            await upstream.api.close()
+        if names and options.upstream_model not in names:
+            others = ", ".join(names[:MAX_NAMED])
+            return note(f"{upstream.api.url} does not list {options.upstream_model}", f"it has {others}")
+    return ok(f"{options.upstream_model}, behind the API at {text_without_accounts(options.upstream_url)}")
 
 
 def engine(config: Config) -> Finding:

@@ -38,6 +38,8 @@ def check_downloads(config: Config) -> list[str]:
 
 def is_downloaded(name: str, config: Config) -> bool:
     """Whether a start would download a model by its Hub id. The embedded model is there also without the Hub."""
+    if config.engine.takes_text:
+        return False
     is_id = name != EMBEDDED and can_be_fetched(name) and not is_gguf(Path(name))
     return is_id and find_model(name, config.run.cache) is None
 

@@ -145,7 +145,7 @@ class OtherModel(UserError):
 
 
 #: What a folder belongs to whose conversations are text: any model behind an API can continue them.
-TEXT_ONLY = "upstream"
+TEXT_ONLY = "any model behind an API"
 
 
 def keep_to_model(folder: Path, model: str) -> None:

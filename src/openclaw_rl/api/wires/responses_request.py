@@ -39,7 +39,7 @@ class ItemImage(WireModel):
 class MessageItem(WireModel):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | ListOf[ItemText | ItemImage]
+    content: str | ListOf[Annotated[ItemText | ItemImage, Field(discriminator="type")]]
 
 
 class FunctionCallItem(WireModel):
