@@ -90,11 +90,11 @@ def test_what_people_say_is_remembered_and_the_key_stays_here(program: Program, 
     api.answer = lambda _body: words("A long story about storks.")
     say(program, "Tell me about storks.")
     say(program, "Tell me about storks.", "A long story about storks.", "Too long! Always answer in one sentence.")
-    wait_for(lambda: "one sentence" in told_next(program, api), 30)
+    wait_for(lambda: "one short sentence" in told_next(program, api), 60)
     answer = say(program, "What do herons eat?")
     corrected = {"id": answer.id, "correction": "Fish, mostly."}
     assert httpx.post(f"{program.url}/v1/feedback", json=corrected).json()["example"]
-    wait_for(lambda: {"role": "assistant", "content": "Fish, mostly."} in messages_next(program, api), 30)
+    wait_for(lambda: {"role": "assistant", "content": "Fish, mostly."} in messages_next(program, api), 60)
     ready = httpx.get(f"{program.url}/readyz").json()
     assert ready["learner"] == "remembers; the weights are elsewhere"
     page = httpx.get(program.url, headers={"Accept": "text/html"}, follow_redirects=True).text
@@ -148,7 +148,7 @@ def test_either_side_may_be_killed(api: ChatApi, tmp_path: Path) -> None:
     api.answer = lambda _body: words("Hello.")
     with started(api, tmp_path) as first:
         say(first, "Please always call me Sam.")
-        wait_for(lambda: "Sam" in told_next(first, api), 30)
+        wait_for(lambda: "Sam" in told_next(first, api), 60)
         first.process.kill()
     with started(api, tmp_path) as second:
         assert "Sam" in told_next(second, api)

@@ -61,6 +61,8 @@ def read(config: Config) -> "Status":
 
 
 def show(config: Config, status: "Status") -> None:
+    from openclaw_rl.ledger.status import REMEMBERS
+
     counts = status.counts
     table = Table()
     for state in counts.states:
@@ -77,7 +79,7 @@ def show(config: Config, status: "Status") -> None:
         out.print(Text(text, style="yellow"), soft_wrap=True)
     for part, where in status.runs.items():
         out.print(Text(f"  {part}: {where}", style="dim"), soft_wrap=True)
-    if config.learns:
+    if config.learns and status.learner != REMEMBERS:
         out.print(Text.assemble(("Settings: ", "bold"), describe_preset(config.run.preset)), soft_wrap=True)
     if any(status.notes.values()):
         out.print(Text.assemble(("Notes: ", "bold"), notes_line(status)))
