@@ -224,7 +224,7 @@ def test_a_file_that_is_not_there_is_named(
 ) -> None:
     command = Training(tmp_path, tiny_model, sessions(GOOD))
     assert main(["train", str(command.file), "/nowhere.jsonl", *command.arguments[2:]]) == 2
-    assert "There is no file /nowhere.jsonl." in capsys.readouterr().err
+    assert "There is no file or run directory /nowhere.jsonl." in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_the_configuration_and_starts_nothing(

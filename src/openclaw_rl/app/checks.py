@@ -34,6 +34,8 @@ def check(config: Config) -> None:
     if config.training.resume_from_ckpt not in ("auto", "none"):
         where_to_begin(config.training, config.run.folder)
     check_user_code(config)
+    if config.training.continue_from is not None and not config.learns:
+        raise ConfigError("--continue-from teaches this run what another one has, and this server does not learn.")
     for folder, option in locked_folders(config).items():
         check_usable(folder, option)
 

@@ -361,7 +361,7 @@ OPTIONS_HEAD = (
     "# Keys, and names and passwords in URLs, are left out: give these options again.\n"
 )
 #: These options hold for one start only.
-NOT_KEPT = ("run_dir", "resume_from_ckpt")
+NOT_KEPT = ("run_dir", "resume_from_ckpt", "continue_from")
 #: The options that commands about a run read from its directory: those that stay the same in all its servers.
 OF_THE_RUN = ("Method", "Model", "Capture")
 ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir", "preset")

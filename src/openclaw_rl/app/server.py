@@ -37,11 +37,13 @@ from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.rollback import finish_interrupted_deletions
 from openclaw_rl.learn.samples import score_imported
-from openclaw_rl.ledger import episodes
+from openclaw_rl.ledger import episodes, schema
 from openclaw_rl.ledger.errors import CaptureSuspended
+from openclaw_rl.ledger.lessons import import_run
 from openclaw_rl.ledger.status import words_not_understood
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
+from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.terminal import log_console, on_terminal, start_logging
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ def serve(config: Config, start: Start) -> None:
             listener = stack.enter_context(contextlib.closing(bind(config.server.host, config.server.proxy_port)))
             lock.tell(local_url(config.server, listener.getsockname()[1]))
             folder = prepare_folders(config)
+            take_over(config, folder)
             ledger = stack.enter_context(contextlib.closing(open_ledger(config))) if config.capture.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(begin(config, folder, ledger, listener, start))
@@ -70,6 +73,18 @@ def serve(config: Config, start: Start) -> None:
         raise UserError(str(error)) from None
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def take_over(config: Config, folder: Path) -> None:
+    """Take over what the run of --continue-from teaches. Raises UserError."""
+    if config.training.continue_from is None:
+        return
+    source = config.training.continue_from.expanduser()
+    with schema.open_ledger(config.ledger_dir, create_missing=True) as db:
+        taken = import_run(db, source, ChatRenderer(folder))
+    log.info("%d texts of %s are imitated, %d were taken over before.", taken.turns, source, taken.known)
+    for problem in taken.errors:
+        log.warning("Not taken over: %s", problem)
 
 
 async def begin(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, start: Start) -> None:

@@ -28,6 +28,7 @@ from openclaw_rl.learn.samples import score_imported
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import groups, training, turns, verdicts
 from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.lessons import import_run
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.trajectories import Imported, import_file
@@ -112,11 +113,11 @@ def train(config: Config, files: Sequence[Path], epochs: int, start: Start) -> T
 
 
 def import_files(ledger_dir: Path, files: Sequence[Path], renderer: ChatRenderer) -> Imported:
-    """Import all files; what they brought together."""
+    """Import all files, and what runs teach; what they brought together."""
     total = Imported()
     with open_ledger(ledger_dir, create_missing=True) as db:
         for file in files:
-            result = import_file(db, file, renderer)
+            result = import_run(db, file, renderer) if file.is_dir() else import_file(db, file, renderer)
             total.turns += result.turns
             total.known += result.known
             total.errors += result.errors

@@ -24,10 +24,18 @@ UNFINISHED = 1
 
 
 def add(commands: Any) -> None:
-    of_server = ServerOptions.model_fields
+    # Another run is given in the place of a file.
+    of_server = {*ServerOptions.model_fields, "continue_from"}
     parser = add_command(commands, "train", DOC, run, [name for name in FIELDS if name not in of_server])
     parser.usage = "openclaw-rl train [options] DATA.jsonl [DATA.jsonl ...]"
-    parser.add_argument("files", nargs="+", type=Path, metavar="DATA.jsonl", help="as openclaw-rl import reads them")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="DATA.jsonl",
+        help="as openclaw-rl import reads them; or the directory of another run, whose accepted answers and "
+        "corrections are imitated",
+    )
     parser.add_argument(
         "--epochs", type=positive, default=1, metavar="N", help="how often to go through the files (default: 1)"
     )
@@ -41,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.app.train import check_training, train
 
     loaded = load_options(options)
-    if missing := next((file for file in options.files if not file.is_file()), None):
-        raise UserError(f"There is no file {missing}.")
+    if missing := next((file for file in options.files if not file.exists()), None):
+        raise UserError(f"There is no file or run directory {missing}.")
     if options.dry_run:
         check_training(loaded.config)
         show(loaded)

@@ -28,6 +28,12 @@ class TrainingOptions(Section):
     resume_from_ckpt: str = option(
         "auto", "Checkpoint to start from: a folder, auto (where the run stopped), or none (start over)."
     )
+    continue_from: Path | None = option(
+        None,
+        "Run directory, such as one of --sampler upstream, whose notes, accepted answers and corrections this run "
+        "takes over to imitate.",
+        shown="no other run",
+    )
     eps_clip: float = option(0.2, "How far a token's ratio may fall below 1.", gt=0, lt=1)
     eps_clip_high: float = option(0.28, "How far a token's ratio may rise above 1.", gt=0)
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
