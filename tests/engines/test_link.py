@@ -3,13 +3,33 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 uvloop = pytest.importorskip("uvloop")
 
 from openclaw_rl.engines.local.process.launcher import Link  # noqa: E402
+
+#: Starts a worker, lets it rest, and says which process it is.
+SERVER = """
+import asyncio
+from openclaw_rl.engines.local.process.launcher import Link
+
+async def main():
+    link = Link("support.obedient_worker", b"ready", 1000)
+    await anext(aiter(link.reports()))
+    link.pause(paused=True)
+    print(link.pids[0], flush=True)
+    await asyncio.sleep(60)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
@@ -52,6 +72,42 @@ async def test_the_pipe_is_not_closed_under_the_thread_that_sends(monkeypatch: p
     assert not raised
     assert link.connection.closed
     assert not _sends(link)
+
+
+async def test_a_worker_rests_where_it_is_and_goes_on() -> None:
+    link: Link[bytes, bytes] = Link("support.obedient_worker", b"ready", 1000)
+    try:
+        async with asyncio.timeout(60):
+            reports = aiter(link.reports())
+            assert await anext(reports) == b"ready"
+            link.pause(paused=True)
+            link.send(b"work")
+            answer = asyncio.ensure_future(anext(reports))
+            await asyncio.sleep(0.3)
+            assert not answer.done()
+            link.pause(paused=False)
+            # It may have been told to rest and to go on before it looked.
+            for _ in range(20):
+                link.pause(paused=True)
+                link.pause(paused=False)
+            assert await answer == b"work"
+    finally:
+        await link.close()
+
+
+def test_a_worker_that_rests_ends_with_the_server() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment)
+    assert server.stdout is not None
+    worker = int(server.stdout.readline())
+    server.kill()
+    server.wait()
+    for _ in range(600):
+        if not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split(")")[1]:
+            return
+        time.sleep(0.05)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("it rests for ever")
 
 
 def _sends(link: Link[bytes, bytes]) -> bool:

@@ -290,7 +290,7 @@ def test_those_who_wait_for_the_same_prompt_keep_their_order(length: int) -> Non
 def test_background_gives_its_pages_to_a_user() -> None:
     """Together they need more pages than there are: the background sequence starts again, the user's does not."""
     driver = Driver(pages=6)
-    asked = [Request(prompt_of(16, int(p)), max_tokens=60, priority=p) for p in reversed(Priority)]
+    asked = [Request(prompt_of(16, int(p)), max_tokens=60, priority=p) for p in (Priority.BACKGROUND, Priority.USER)]
     background, user = (driver.add(request) for request in asked)
     driver.run()
     assert driver.restarts[background, 0] > 0
@@ -373,6 +373,37 @@ def test_background_prompts_are_read_with_what_users_leave() -> None:
         (Priority.USER, 8),
         (Priority.BACKGROUND, 24),
     ]
+
+
+def test_background_prompts_are_read_in_small_pieces() -> None:
+    driver = Driver(pages=60, prefill_tokens=64)
+    driver.scheduler.background_tokens = 16
+    for number in range(2):
+        driver.add(Request(prompt_of(100, 50 * number + 50), priority=Priority.BACKGROUND))
+    assert sum(item.count for item in driver.scheduler.plan()) == 16
+    driver.add(Request(prompt_of(40)))
+    assert [item.count for item in driver.scheduler.plan() if not item.sequence.priority] == [40]
+    assert sum(item.count for item in driver.scheduler.plan()) == 56
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("other", [Priority.USER, Priority.BACKGROUND])
+def test_work_for_idle_times_rests_while_there_is_other_work(other: Priority, runs_ahead: bool) -> None:
+    driver = Driver(pages=60, runs_ahead=runs_ahead)
+    resting = [
+        driver.add(Request(prompt_of(8, 50 * number), max_tokens=9, priority=Priority.IDLE)) for number in (1, 2)
+    ]
+    for _ in range(3):
+        driver.step()
+    other_request = driver.add(Request(prompt_of(40, 200), max_tokens=4, priority=other))
+    driver.step()
+    before = {number: driver.computed[number, 0] for number in resting}
+    steps_until_finished(driver, other_request)
+    # A step that ran ahead when the other came may have ended since.
+    assert all(driver.computed[number, 0] <= before[number] + runs_ahead for number in resting)
+    driver.run()
+    assert not driver.restarts, "it goes on where it was"
+    assert {(number, 0) for number in resting} <= driver.finished.keys()
 
 
 def test_a_user_does_not_wait_for_pages_that_background_is_computing() -> None:

@@ -49,6 +49,9 @@ class ScriptedPrimitives:
         self.calls.append("stop")
         self.stopped.set()
 
+    def pause_step(self, *, paused: bool) -> None:
+        self.calls.append("pause" if paused else "go on")
+
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         self.passing.set()
         if self.waits:
@@ -159,3 +162,17 @@ async def test_the_distance_from_the_base_model_is_measured_once_there_is_one() 
     assert (await trained.step([SEQUENCE])).kl_base == 0
     assert "score base" not in primitives.calls
     assert (await trained.step([SEQUENCE])).kl_base > 0
+
+
+async def test_only_a_step_that_is_computed_rests() -> None:
+    trained, primitives = learner()
+    trained.pause_step(paused=True)
+    primitives.waits = True
+    step = asyncio.create_task(trained.step([SEQUENCE]))
+    await primitives.passing.wait()
+    trained.pause_step(paused=True)
+    trained.stop_step()
+    trained.pause_step(paused=True)
+    with pytest.raises(StepStopped):
+        await step
+    assert primitives.calls == ["go on", "pause", "stop", "go on", "restore before"], "who waits for its end gets it"

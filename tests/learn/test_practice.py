@@ -23,6 +23,7 @@ from openclaw_rl.types import (
     NoteState,
     Practice,
     PracticeState,
+    Priority,
     SampleKind,
     SampleRequest,
     Source,
@@ -242,18 +243,22 @@ async def test_people_and_feedback_go_first(
     run: LearningRun, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with practising(run, renderer) as server:
-        someone = EngineStats(ready=True, active=1, waiting=0, restarts=0)
+        someone = EngineStats(ready=True, active=100, waiting=0, restarts=0)
         busy = True
         stats = run.sampler.stats
         monkeypatch.setattr(run.sampler, "stats", lambda: someone if busy else stats())
         practice = server.ask_for(server.teach())
         await asyncio.sleep(0.2)
         assert not run.sampler.requests
-        # Somebody comes while answers are sampled: they are given up at once.
+        # Somebody comes while answers are sampled: no other is begun.
         busy, run.sampler.seconds_per_token = False, 0.005
         await run.until(lambda: run.sampler.open > 0)
         busy = True
+        begun = len(run.sampler.requests)
         await run.until(lambda: run.sampler.open == 0)
+        await asyncio.sleep(0.1)
+        assert len(run.sampler.requests) == begun
+        assert {request.priority for request in run.sampler.requests} == {Priority.IDLE}
         assert not run.applied()
         # A step from feedback is made before the others.
         judged = run.judged(2)
@@ -264,31 +269,46 @@ async def test_people_and_feedback_go_first(
         run.check()
 
 
-async def test_a_step_is_given_up_when_somebody_comes(
+async def test_a_step_rests_while_somebody_is_there(
     run: LearningRun, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with practising(run, renderer) as server:
         busy = False
         stats = run.sampler.stats
-        someone = EngineStats(ready=True, active=1, waiting=0, restarts=0)
+        someone = EngineStats(ready=True, active=100, waiting=0, restarts=0)
         monkeypatch.setattr(run.sampler, "stats", lambda: someone if busy else stats())
+        ended = asyncio.Event()
+        run.learner.hooks["step"] = lambda _sequences: ended.wait()
+        practice = server.ask_for(server.teach())
+        await run.until(lambda: run.loop.phase is Phase.TRAINING)
+        busy = True
+        await run.until(lambda: run.learner.is_paused)
+        busy = False
+        await run.until(lambda: not run.learner.is_paused)
+        assert "stop_step" not in run.learner.calls
+        busy = True
+        await run.until(lambda: run.learner.is_paused)
+        ended.set()
+        busy = False
+        done = await server.ended(practice)
+        assert (done.state, done.made, run.learner.is_paused) == (PracticeState.LEARNED, 3, False)
+        run.check()
+
+
+async def test_a_step_is_taken_back_for_feedback(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
 
         async def work(*_: object) -> None:
             await run.learner.stopped.wait()
-            run.learner.stopped.clear()
+            del run.learner.hooks["step"]
             raise StepStopped("the step was stopped")
 
         run.learner.hooks["step"] = work
         practice = server.ask_for(server.teach())
         await run.until(lambda: run.loop.phase is Phase.TRAINING)
-        busy = True
-        await run.until(lambda: run.loop.phase is Phase.WAITING)
-        steps = run.learner.calls.count("step")
-        await asyncio.sleep(0.2)
-        assert run.learner.calls.count("step") == steps, "no step while somebody is there"
-        del run.learner.hooks["step"]
-        busy = False
+        judged = run.judged(2)
         done = await server.ended(practice)
+        assert run.applied()[0] == judged
         assert (done.state, done.made) == (PracticeState.LEARNED, 3)
         run.check()
 
@@ -433,11 +453,21 @@ async def test_practice_ends_when_the_policy_is_as_sure_as_the_base_model(
     run: LearningRun, renderer: ChatRenderer
 ) -> None:
     async with practising(run, renderer, steps=40) as server:
+        server.answer = lambda _request, prompt: (wished if SHOWN[0] in prompt else usual)(question_in(prompt))
         # The scripted sampler's answers have log-probs of -0.5.
         run.sampler.scores = lambda request: [-0.5 if request.version >= 10 else -2.5] * request.last_n
         done = await server.ended(server.ask_for(server.teach()))
-        assert done.state is PracticeState.LEARNED
-        assert done.made == 11
+        assert (done.state, done.made) == (PracticeState.DONE, 11)
+
+
+async def test_practice_ends_when_the_policy_keeps_to_the_note(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer, steps=40) as server:
+        server.answer = lambda request, prompt: (
+            wished if SHOWN[0] in prompt or (request.version or 0) >= 10 else usual
+        )(question_in(prompt))
+        run.sampler.scores = lambda request: [-2.5] * request.last_n
+        done = await server.ended(server.ask_for(server.teach()))
+        assert (done.state, done.made) == (PracticeState.LEARNED, 12)
 
 
 def test_what_cannot_be_practised_is_refused(run: LearningRun, renderer: ChatRenderer) -> None:

@@ -187,6 +187,7 @@ class ScriptedLearner:
         self.result = StepResult(0.5, 0.125, 0.01, 0.02, 1.5, tokens=100, response_tokens=10, seconds=0.25)
         self.max_kl = math.inf
         self.stopped = asyncio.Event()
+        self.is_paused = False
 
     async def _call(self, name: str, *arguments: Any) -> None:
         self.calls.append(name)
@@ -224,6 +225,11 @@ class ScriptedLearner:
     def stop_step(self) -> None:
         self.calls.append("stop_step")
         self.stopped.set()
+
+    def pause_step(self, *, paused: bool) -> None:
+        if paused != self.is_paused:
+            self.calls.append("pause" if paused else "go on")
+        self.is_paused = paused
 
     async def undo(self) -> None:
         await self._call("undo")

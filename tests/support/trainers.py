@@ -68,6 +68,8 @@ class InProcessPrimitives:
     def stop_step(self) -> None:
         self.trainer.stop()
 
+    def pause_step(self, *, paused: bool) -> None: ...
+
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         return self.trainer.forward_backward(sequences)
 

@@ -306,6 +306,9 @@ class TrainingPrimitives(Protocol):
     def stop_step(self) -> None:
         """Let the calls that run end early with StepStopped, where the engine can."""
 
+    def pause_step(self, *, paused: bool) -> None:
+        """Let the calls that run rest, or go on, where the engine can."""
+
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """Compute the gradient of the batch's loss, in place of any earlier gradient."""
 
@@ -360,6 +363,9 @@ class Learner(Protocol):
 
     def stop_step(self) -> None:
         """Let the step that runs, if any, end early with StepStopped: the policy is then as it was before."""
+
+    def pause_step(self, *, paused: bool) -> None:
+        """Let the step that runs, if any, rest, or go on, so that others have the machine meanwhile."""
 
     async def undo(self) -> None:
         """Take the last step back. Raises StepRefused if there is none."""

@@ -137,6 +137,9 @@ class TransactionalLearner:
         if self._is_passing:
             self._primitives.stop_step()
 
+    def pause_step(self, *, paused: bool) -> None:
+        self._primitives.pause_step(paused=paused and self._is_passing and not self._is_stopped)
+
     async def undo(self) -> None:
         async with self._calling:
             if self._before is None:

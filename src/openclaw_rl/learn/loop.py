@@ -199,13 +199,25 @@ class LearnLoop:
 
         A lost step is not taken back: it is made again before anything else.
         """
-        if self.phase is Phase.TRAINING and self.steps.is_practising and not self.line.lost:
+        if self._is_practising:
             self.stop_step()
+
+    def pause_practice(self, *, paused: bool) -> None:
+        """Let the step on practised answers rest, or go on. It is taken back if a step from feedback is due."""
+        if self._is_practising and self._due():
+            self.stop_step()
+        else:
+            self.steps.learner.pause_step(paused=paused and self._is_practising)
+
+    @property
+    def _is_practising(self) -> bool:
+        return self.phase is Phase.TRAINING and self.steps.is_practising and not self.line.lost
 
     async def finish(self) -> None:
         """Let the running step end, start no other, and save what no checkpoint holds yet."""
         self._stopping = True
         self._stop_examination()
+        self.stop_practice()
         if await self.save():
             log.info("Saved the policy of step %d. The next start continues from it.", self.step)
 
@@ -227,6 +239,7 @@ class LearnLoop:
         """
         self._stop_examination()
         self.steps.abandon()
+        self.stop_practice()
         try:
             served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
         except BaseException:
@@ -273,6 +286,7 @@ class LearnLoop:
         It waits for the running step, whose policy must get the next number.
         """
         self._stop_examination()
+        self.stop_practice()
         async with self._lock:
             return await self.line.hold(checkpoint)
 

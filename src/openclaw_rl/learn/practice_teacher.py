@@ -44,7 +44,7 @@ Keeps = Callable[[str, str], bool | None]
 
 
 class WhenIdle(Protocol):
-    """Does a short piece of work while nobody else needs the sampler; interrupted, it is begun again later."""
+    """Does a short piece of work, which it begins while nobody else needs the sampler."""
 
     async def __call__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
 
@@ -222,6 +222,7 @@ class PracticeTeacher:
 
     async def try_policy(self) -> tuple[int, int]:
         """How many answers of the policy without the note keep to it, of how many that show it."""
+        self._shown = [*self._others, *self._examples]
         asked = await self._ask(self.prompts.trial, self._without_context, self.sampler.newest_version)
         shown = [(self.shows_note(one.text), self.makes_sense(one)) for one in asked]
         checked = [bool(kept) and sensible for kept, sensible in shown if kept is not None]
@@ -304,7 +305,7 @@ class PracticeTeacher:
             seed=self._draws,
             stop_token_ids=self.renderer.tokenizer.eos_ids,
         )
-        request = SampleRequest(ids, params, version=version, priority=Priority.BACKGROUND, owner=self.note.owner)
+        request = SampleRequest(ids, params, version=version, priority=Priority.IDLE, owner=self.note.owner)
         self.open_requests += 1
         stream = self.sampler.sample(request)
         try:
@@ -329,7 +330,8 @@ class PracticeTeacher:
         return await gather_or_cancel([scored(one) for one in sampled])
 
     async def _score(self, prompt: Sequence[int], response: Sequence[int], version: int) -> tuple[float, ...]:
-        request = ScoreRequest([*prompt, *response], len(response), version=version, owner=self.note.owner)
+        ids = [*prompt, *response]
+        request = ScoreRequest(ids, len(response), version=version, owner=self.note.owner, priority=Priority.IDLE)
 
         async def score() -> Scores:
             self.open_requests += 1

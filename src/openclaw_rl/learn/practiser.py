@@ -1,10 +1,11 @@
 """Practises notes while nobody needs the machine, so that the policy keeps to them without being told."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
@@ -36,6 +37,9 @@ MIN_HELD, MAX_LOSS = 0.5, 0.15
 #: Practice ends early once the policy finds the answers as likely without the note as the base model did with it: their
 #: mean log-probs per token differ by at most this much in two steps in a row, after some steps.
 MAX_GAP, MIN_STEPS = 0.05, 8
+#: It also ends once the policy keeps to the note in this share of a trial, which is made after each so many steps: a
+#: further step only takes it farther from the base model.
+ENOUGH_HELD, TRIAL_STEPS = 0.9, 4
 #: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
@@ -70,8 +74,8 @@ class Ended(Exception):
 class Practiser:
     """Practises one note after the other.
 
-    - Answers are sampled as background work. As soon as people use the sampler, those that are under way are given up,
-      and so is a step on earlier ones.
+    - Answers are sampled with the least priority. While people use the sampler, none is begun, those under way rest
+      where the engine can let them, and so does a step on earlier ones. It is taken back for a step from feedback.
     - The learn loop makes the steps, after those from feedback. Each practised answer is trained on once.
     - Killed in between, it goes on after the next start with the steps that are left.
     - What the model does not keep to with its examples either is not practised; the reason is recorded.
@@ -156,7 +160,7 @@ class Practiser:
             made = current.made
             batch = await self._batch(teacher, note)
             close = close + 1 if gap(batch) <= MAX_GAP else 0
-            if close >= 2 and current.made >= MIN_STEPS:
+            if current.made >= MIN_STEPS and (close >= 2 or await self._holds(teacher, current.made)):
                 break
             turns = await self.ledger.write(practices.add_answers, current, batch)
             await self._train(turns)
@@ -191,17 +195,31 @@ class Practiser:
                 raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
         return [*anchors, *await teacher.take(needed)]
 
+    async def _holds(self, teacher: PracticeTeacher, made: int) -> bool:
+        """Whether a trial is due after so many steps, and the policy keeps to the note in it."""
+        if made % TRIAL_STEPS:
+            return False
+        held, tried = await teacher.try_policy()
+        return tried > 0 and held >= ENOUGH_HELD * tried
+
     async def _train(self, turns: list[int]) -> None:
         """Wait until the learn loop has trained on these answers, or has dropped them."""
         self.loop.may_practise = self._is_idle
-        with self.ledger.watch() as changed:
+        with self.ledger.watch() as changed, self._unpaused():
             while any(state in (State.JUDGED, State.BATCHED) for state in self.ledger.read(practices.states, turns)):
                 if self.loop.step >= self.loop.settings.max_steps:
                     raise Ended(f"--max-steps {self.loop.settings.max_steps} have been made")
                 changed.clear()
                 await wait_at_most(LOOK_SECONDS, changed.wait())
-                if not self._is_idle():
-                    self.loop.stop_practice()
+                self.loop.pause_practice(paused=not self._is_idle())
+
+    @contextlib.contextmanager
+    def _unpaused(self) -> Iterator[None]:
+        """The step goes on after this block, however it ends."""
+        try:
+            yield
+        finally:
+            self.loop.pause_practice(paused=False)
 
     async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note) -> None:
         """Try the policy without the note, and retire the note if it keeps to it."""
@@ -221,24 +239,11 @@ class Practiser:
         await self.ledger.write(practices.set_state, current.number, state, reason)
 
     async def _when_idle(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do a short piece of work while nobody uses the sampler; if somebody comes, begin it again later."""
-        while True:
-            while not (self._is_idle() and self.loop.is_waiting):
-                await asyncio.sleep(LOOK_SECONDS)
-            task = asyncio.create_task(work())
-            try:
-                while not task.done():
-                    await asyncio.wait({task}, timeout=LOOK_SECONDS)
-                    if not self._is_idle():
-                        break
-                else:
-                    return task.result()
-            finally:
-                if not task.done():
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
-            if task.done() and not task.cancelled() and task.exception() is None:
-                return task.result()
+        """Do a short piece of work that begins while nobody uses the sampler. If somebody comes, the sampler lets it
+        rest, or ends it soon."""
+        while not (self._is_idle() and self.loop.is_waiting):
+            await asyncio.sleep(LOOK_SECONDS)
+        return await work()
 
     def _is_idle(self) -> bool:
         """Whether people have not used the sampler for a while."""

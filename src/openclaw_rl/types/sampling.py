@@ -59,6 +59,8 @@ class Priority(IntEnum):
 
     USER = 0
     BACKGROUND = 1
+    IDLE = 2
+    """Rests while there is any other work, where the engine has an order of its own, and goes on afterwards."""
 
 
 class FinishReason(StrEnum):

@@ -277,6 +277,9 @@ class RayLink:
                 with contextlib.suppress(OSError):
                     end.connection.send_bytes(b"stop")
 
+    def pause(self, *, paused: bool) -> None:
+        """The cluster gives it its place for itself."""
+
     async def reports(self) -> AsyncIterator[Any]:
         while (report := await self._arrived.get()) is not None:
             yield report

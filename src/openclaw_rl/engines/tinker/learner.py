@@ -110,6 +110,9 @@ class TinkerPrimitives:
     def stop_step(self) -> None:
         """The service ends what it has begun. The step stops before its next pass."""
 
+    def pause_step(self, *, paused: bool) -> None:
+        """The service computes on other machines."""
+
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         self._weighted = is_weighted(sequences)
         run_pass = self._weighted_pass if self._weighted else self._pass

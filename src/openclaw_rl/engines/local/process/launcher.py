@@ -15,7 +15,9 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,8 +26,10 @@ from openclaw_rl.engines.local.process.worker_messages import LOOPBACK
 
 Command = TypeVar("Command")
 Report = TypeVar("Report")
-#: Tells a worker to end early what it computes.
-STOP_SIGNAL = signal.SIGUSR1
+#: Tells a worker to end early what it computes, and to let it rest.
+STOP_SIGNAL, PAUSE_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
+#: How often a worker that rests looks whether it may go on.
+REST_SECONDS = 0.01
 #: Time that a worker gets to exit by itself once its pipe is closed.
 EXIT_SECONDS = 5.0
 #: How PyTorch's threads on a CPU wait for each other. By default they spin for long. That is harmless where a process
@@ -33,15 +37,23 @@ EXIT_SECONDS = 5.0
 WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
-def run_worker(connection: Connection, module: str, options: object) -> None:
+def run_worker(connection: Connection, module: str, options: object, is_paused: Any = None) -> None:
     """Entry of a worker process. The import is here so that the server never loads PyTorch."""
     # Ctrl-C is for the server, which then ends this process. Importing PyTorch takes seconds in which it may come; and
     # so may the order to stop a step, when there is none yet.
     for number in (signal.SIGINT, STOP_SIGNAL):
         signal.signal(number, signal.SIG_IGN)
+    if is_paused is not None:
+        signal.signal(PAUSE_SIGNAL, partial(rest, is_paused, os.getppid()))
     # Drivers and kernels can crash without a message; this writes the line at fault to the server's log.
     faulthandler.enable()
     importlib.import_module(module).main(connection, options)
+
+
+def rest(is_paused: Any, server: int, *_: object) -> None:
+    """Compute nothing until the server says so, or is gone. A signal's handler, so that work goes on where it was."""
+    while is_paused.value and os.getppid() == server:
+        time.sleep(REST_SECONDS)
 
 
 @contextlib.contextmanager
@@ -68,9 +80,11 @@ class Link(Generic[Command, Report]):
         """
         context = context or multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
+        # A flag instead of a second signal: a handler that rests may never learn of a signal that came with the first.
+        self._is_paused = context.RawValue("b", 0)
         name = f"openclaw-rl-{module.rpartition('.')[2]}"
         self.process: BaseProcess = context.Process(
-            target=run_worker, args=(theirs, module, options), name=name, daemon=True
+            target=run_worker, args=(theirs, module, options, self._is_paused), name=name, daemon=True
         )
         with spin_count(spins):
             self.process.start()
@@ -104,9 +118,19 @@ class Link(Generic[Command, Report]):
 
     def interrupt(self) -> None:
         """Send the process `STOP_SIGNAL`."""
+        self.pause(paused=False)
+        self._signal(STOP_SIGNAL)
+
+    def pause(self, *, paused: bool) -> None:
+        """Let the process rest between two operations, or go on."""
+        was_paused, self._is_paused.value = bool(self._is_paused.value), paused
+        if paused and not was_paused:
+            self._signal(PAUSE_SIGNAL)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self.process.is_alive():
             for pid in self.pids:
-                os.kill(pid, STOP_SIGNAL)
+                os.kill(pid, number)
 
     async def reports(self) -> AsyncIterator[Report]:
         """The reports of the worker, until it is gone."""
@@ -186,6 +210,9 @@ class WorkerLink(Protocol):
 
     def interrupt(self) -> None:
         """Have the worker end its step early (`STOP_SIGNAL`, to a process). Does nothing if it is gone."""
+
+    def pause(self, *, paused: bool) -> None:
+        """Let the worker rest while it makes a step, or go on, if it computes on this machine."""
 
     async def close(self, patience: float = EXIT_SECONDS) -> None:
         """Let the worker exit; after `patience` seconds, kill it. Returns when it is gone."""

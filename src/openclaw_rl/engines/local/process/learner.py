@@ -76,6 +76,9 @@ class RankLinks:
         for link in self.links:
             link.interrupt()
 
+    def pause(self, *, paused: bool) -> None:
+        """Ranks have devices of their own, and wait for each other only for a while."""
+
     async def reports(self) -> AsyncIterator[LearnerReport]:
         arrived: asyncio.Queue[tuple[int, LearnerReport | None]] = asyncio.Queue()
 
@@ -190,6 +193,10 @@ class LearnerProcess:
     def stop_step(self) -> None:
         if self._link is not None:
             self._link.interrupt()
+
+    def pause_step(self, *, paused: bool) -> None:
+        if self._link is not None:
+            self._link.pause(paused=paused)
 
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         result: PassResult = await self._call("forward_backward", sequences=sequences)

@@ -65,6 +65,8 @@ ForRequest = Add | Score | Cancel
 #: Prompt tokens computed per step. On a CPU they take about a quarter of a second, the longest that others wait for a
 #: token; on CUDA they are enough to keep the device busy.
 PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
+#: Of those, the ones of background work: who asks while such a step runs waits for its end.
+BACKGROUND_TOKENS = {"cpu": 32, "cuda": 4096}
 #: The smallest share of those that one prompt gets: on CUDA, many small pieces would be many small kernels.
 PREFILL_SHARE = {"cpu": 16, "cuda": 512}
 
@@ -122,7 +124,8 @@ class Worker:
         self.policies = slots_for(decoder, options)
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=device.type == "cpu")
-        self.scheduler = Scheduler(pool, options.max_sequences, PREFILL_TOKENS[device.type], PREFILL_SHARE[device.type])
+        tokens = (table[device.type] for table in (PREFILL_TOKENS, PREFILL_SHARE, BACKGROUND_TOKENS))
+        self.scheduler = Scheduler(pool, options.max_sequences, *tokens)
         self.run_ahead = device.type == "cuda" if run_ahead is None else run_ahead
         self.ahead: RanStep | None = None
         """The next step, if it has been started."""
@@ -278,7 +281,7 @@ class Worker:
                     params=SamplingParams(max_tokens=0),
                     version=request.version,
                     slot=command.slot,
-                    order=(int(Priority.BACKGROUND), self.arrivals),
+                    order=(max(int(Priority.BACKGROUND), int(request.priority)), self.arrivals),
                     scoring=Scoring(request),
                     owner=request.owner,
                 )

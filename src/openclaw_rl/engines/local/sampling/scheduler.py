@@ -181,11 +181,20 @@ class Work:
 class Scheduler:
     """Decides each step's work. Owns the waiting and the running sequences and their pages."""
 
-    def __init__(self, pool: PagePool, max_sequences: int, prefill_tokens: int, prefill_share: int = PAGE_SIZE) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        max_sequences: int,
+        prefill_tokens: int,
+        prefill_share: int = PAGE_SIZE,
+        background_tokens: int | None = None,
+    ) -> None:
+        """`prefill_tokens` and `background_tokens`: prompt tokens of a step, in all and of background work."""
         self.pool = pool
         self.max_sequences = max_sequences
         self.prefill_tokens = prefill_tokens
         self.prefill_share = prefill_share
+        self.background_tokens = prefill_tokens if background_tokens is None else background_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -217,8 +226,9 @@ class Scheduler:
         """The next step: rows of one token first (by slot, so that adapters run in few spans), then prompts."""
         self._admit()
         admitted = len(self.running)
-        generating = sorted((s for s in self.running if s.remaining == 1), key=lambda s: s.slot)
-        reading = [s for s in self.running if s.remaining > 1]
+        working = self._working()
+        generating = sorted((s for s in working if s.remaining == 1), key=lambda s: s.slot)
+        reading = [s for s in working if s.remaining > 1]
         work = [Work(s, s.computed, 1) for s in generating if self._make_room(s, 1)]
         for sequence, count in self._shares(reading):
             if count and self._make_room(sequence, count):
@@ -235,16 +245,22 @@ class Scheduler:
         dropped. Nobody is preempted for such a step. Nobody waits for its end who could join the batch now.
         """
         rows = {item.sequence: row for row, item in enumerate(item for item in work if item.draws)}
-        if not all(s.drawn_by_device and s in rows for s in self.running):
+        working = self._working()
+        if not all(s.drawn_by_device and s in rows for s in working):
             return []
-        going = [s for s in self.running if not s.last]
-        if self.waiting and (len(going) < len(self.running) or self._may_join(self.waiting[0])):
+        going = [s for s in working if not s.last]
+        if self.waiting and (len(going) < len(working) or self._may_join(self.waiting[0])):
             return []
         if sum(pages_for(s.computed + 1) > len(s.pages) for s in going) > self.pool.available:
             return []
         for sequence in going:
             self._make_room(sequence, 1)
         return [Work(s, s.computed, 1, drawn_by=rows[s]) for s in sorted(going, key=lambda s: s.slot)]
+
+    def _working(self) -> list[Sequence]:
+        """The running sequences that take part in a step: work for idle times rests while there is other work."""
+        urgent = [s for s in self.running if s.priority < Priority.IDLE]
+        return urgent or self.running
 
     def still_running(self, work: list[Work]) -> list[Work]:
         """The part of a step that is about sequences which have not ended since it was planned."""
@@ -259,8 +275,10 @@ class Scheduler:
         """
         shares: list[tuple[Sequence, int]] = []
         budget = self.prefill_tokens
-        for _, equals in groupby(reading, key=lambda s: s.priority):
+        for priority, equals in groupby(reading, key=lambda s: s.priority):
             prompts = list(equals)
+            if priority >= Priority.BACKGROUND:
+                budget = min(budget, self.background_tokens)
             counts = fair_shares([s.remaining for s in prompts], budget, self.prefill_share)
             budget -= sum(counts)
             shares += zip(prompts, counts, strict=True)
