@@ -174,7 +174,7 @@ verifiers: $(VENV)/.installed $(VERIFIERS)/.installed ## install what openclaw-r
 test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step in a real environment of the verifiers package
 	@OPENCLAW_RL_VERIFIERS=$(abspath $(VERIFIERS))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_verifiers.py $(ARGS)
 
-test-gguf: $(VENV)/.installed-dev $(GGUF)/.installed ## compare llama.cpp with our engine on GGUF files of every family (three minutes)
+test-gguf: $(VENV)/.installed-dev $(GGUF)/.installed ## compare llama.cpp with our engine on GGUF files of every family (a minute)
 	@OPENCLAW_RL_GGUF=$(abspath $(GGUF))/bin/python $(BIN)/python -m pytest -rs -s tests/slow/test_gguf.py $(ARGS)
 
 test-ray: $(VENV)/.installed-ray ## run a server with two learner ranks on a Ray cluster of this machine, as a job

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 from openclaw_rl.app.config import load as load_config
-from openclaw_rl.engines.memory import Trained, learner_memory, read_size, sampler_memory
+from openclaw_rl.engines.memory import Trained, known_models, learner_memory, read_size, sampler_memory
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.personas.rules import CHECKS
 from openclaw_rl.models import EMBEDDED
-from support.model_sizes import MODEL_SIZES
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,10 +80,12 @@ def test_the_memory_of_recommended_models_is_what_the_program_computes() -> None
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]
     stated = {row[0].split(" (")[0]: row[2] for row in rows[1:] if row[2]}
     computed = {}
-    for name, config in MODEL_SIZES.items():
-        size = read_size(config)
+    small = EMBEDDED.rpartition("/")[2]
+    models = {name.replace(EMBEDDED, small): sizes for name, sizes in known_models().items()}
+    for name, sizes in {**models, "Qwen/Qwen3-0.6B on the CPU": models["Qwen/Qwen3-0.6B"]}.items():
+        size = read_size(sizes)
         assert size is not None
-        on_cpu = EMBEDDED.endswith(name) or name.endswith("CPU")
+        on_cpu = name == small or name.endswith("CPU")
         trained = Trained(rank=32, modules=LINEAR_MODULES, width=4 if on_cpu else 2, policies=4)
         sampler = sampler_memory(size, trained, gpus=1, context=8192)
         learner = learner_memory(size, trained, ranks=1, sharded=False, has_weights=False)

@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 
 from openclaw_rl.app.config import Config, load
+from openclaw_rl.app.console import banner
+from openclaw_rl.app.doctor import CHECKS
+from openclaw_rl.app.larger_model import in_words, larger_model
 from openclaw_rl.app.split import check_seen, check_split, parts_of
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.factory import sampler_factory
 from openclaw_rl.engines.gpus import Visible
-from support.model_sizes import QWEN3_4B
+from openclaw_rl.engines.memory import known_models
 
 GIB = 1 << 30
 EIGHT = Visible((80 * GIB,) * 8)
-CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **QWEN3_4B}
+SIZES = {**known_models()["Qwen/Qwen3-4B"], "max_position_embeddings": 262144}
+CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **SIZES}
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +156,51 @@ def test_chosen_gpus_on_a_machine_without_any_are_refused_at_the_start(
     monkeypatch.setattr("openclaw_rl.app.split.visible_gpus", lambda: Visible(None))
     with pytest.raises(ConfigError, match="--train-gpus 1: this machine has no GPU"):
         check_seen(config_of(qwen, train_gpus="1"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "free", "fits"),
+    [
+        (None, 4, None),
+        (None, 12, "Qwen/Qwen3-0.6B"),
+        # More would fit, and be too slow.
+        (None, 500, "Qwen/Qwen3-1.7B"),
+        (8, 500, "Qwen/Qwen3-0.6B"),
+        (24, 500, "Qwen/Qwen3-4B"),
+        (48, 500, "Qwen/Qwen3-8B"),
+        (2, 500, None),
+    ],
+)
+def test_who_runs_the_embedded_model_is_told_which_larger_one_would_fit(
+    gpu: int | None, free: int, fits: str | None, tmp_path: Path
+) -> None:
+    visible = Visible(None if gpu is None else (gpu * GIB,))
+    config = load({"cache_dir": str(tmp_path)}, {}).config
+    fit = larger_model(config, visible, free * GIB)
+    assert (fit.name if fit else None) == fits
+    chosen = load({"cache_dir": str(tmp_path), "model_name": "Qwen/Qwen3-0.6B"}, {}).config
+    assert larger_model(chosen, visible, free * GIB) is None
+    if fit is None:
+        return
+    command = in_words(config, fit).partition(": openclaw-rl ")[2].split()
+    # The command is accepted, and needs what was said. What is not downloaded yet is known too.
+    suggested = load({"model_name": fit.name, "max_context_tokens": 8192, "dtype": "auto" if gpu else "float32"}, {})
+    needed = sum(part.memory.total for part in parts_of(suggested.config, visible) if part.memory)
+    assert needed == fit.needed
+    assert command[:3] == ["serve", "--model-name", fit.name]
+    assert command[-1] == f"runs/{fit.name.partition('/')[2].lower()}"
+
+
+def test_the_first_lines_of_a_server_and_doctor_name_the_larger_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load({"device": "cpu", "preset": "personal"}, {}).config
+    command = "openclaw-rl serve --model-name Qwen/Qwen3-1.7B --max-context-tokens 8192 --preset personal"
+    monkeypatch.setattr("openclaw_rl.app.larger_model.usable_memory", lambda: 64 * GIB)
+    banner(config, "local", 0, 30000)
+    assert command in capsys.readouterr().err
+    assert command in CHECKS["larger"](config).text
+    monkeypatch.setattr("openclaw_rl.app.larger_model.usable_memory", lambda: GIB)
+    banner(config, "local", 0, 30000)
+    assert "Qwen" not in capsys.readouterr().err
+    assert CHECKS["larger"](config).text == "none of those that are known would fit"

@@ -1,5 +1,6 @@
 """Memory of models, from the numbers in their config.json."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,19 +8,27 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.memory import ModelSize, Trained, learner_memory, read_size, sampler_memory
+from openclaw_rl.engines.memory import ModelSize, Trained, known_models, learner_memory, read_size, sampler_memory
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.models import read_json_object
-from support.model_sizes import QWEN3_4B
 from support.tiny_models import save_tiny_model
 
 GIB = 1 << 30
+QWEN3_4B = known_models()["Qwen/Qwen3-4B"]
 
 
 def qwen() -> ModelSize:
     size = read_size(QWEN3_4B)
     assert size is not None
     return size
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_known_models_have_as_many_parameters_as_their_names_say(name: str) -> None:
+    size = read_size(known_models()[name])
+    assert size is not None
+    (number, unit) = re.findall(r"-([\d.]+)([MB])", name)[0]
+    assert size.parameters == pytest.approx(float(number) * {"M": 1e6, "B": 1e9}[unit], rel=0.06)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -15,6 +15,7 @@ from rich.table import Table
 from openclaw_rl.api.options import ALL_ADDRESSES, LOOPBACK, ServerOptions
 from openclaw_rl.app.assembly import judge_setup
 from openclaw_rl.app.config import Config
+from openclaw_rl.app.larger_model import in_words, larger_model
 from openclaw_rl.config.general import RunOptions, describe_preset
 from openclaw_rl.engines.outside.factory import LOST
 from openclaw_rl.judge.build import describe
@@ -132,6 +133,7 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
         "URL": url,
         "page": page(config, port),
         "model": f"{config.served_name}  ({config.policy_name})" + (FOR_TRYING if config.embedded else ""),
+        **({"larger": in_words(config, fit)} if (fit := larger_model(config)) else {}),
         "backend": backend,
         **({"learner": learner} if learner else {}),
         **({} if config.engine.takes_text else {"policy": beginning(config, version)}),

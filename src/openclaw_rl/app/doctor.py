@@ -19,6 +19,7 @@ from openclaw_rl.app.checks import check, locked_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.http_server import bind
 from openclaw_rl.app.hub import OnHub, ask_hub, is_downloaded
+from openclaw_rl.app.larger_model import in_words, larger_model
 from openclaw_rl.client import GIVE_KEY, Client, ServerError, ready_state
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts
@@ -208,6 +209,14 @@ async def behind_api(config: Config) -> Finding:
     return ok(f"{options.upstream_model}, behind the API at {text_without_accounts(options.upstream_url)}")
 
 
+def larger(config: Config) -> Finding:
+    """Which larger model would fit, if the embedded one is used."""
+    if not config.embedded:
+        return ok("not looked for: you have chosen a model")
+    fit = larger_model(config)
+    return ok(in_words(config, fit) if fit else "none of those that are known would fit")
+
+
 def engine(config: Config) -> Finding:
     """Whether the options fit together, the engine and the device. Raises UserError where a start would."""
     if not read_server(config.run.folder):
@@ -337,6 +346,7 @@ CHECKS: dict[str, Check] = {
     "disk": disk,
     "permissions": permissions,
     "model": model,
+    "larger": larger,
     "engine": engine,
     "sandbox": sandbox,
     "port": port,

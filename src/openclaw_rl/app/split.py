@@ -10,7 +10,7 @@ from openclaw_rl.config.options import ConfigError, flag
 from openclaw_rl.engines.factory import EngineSettings
 from openclaw_rl.engines.gpus import GIB, Visible, read_choice, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.memory import EngineProcess, Memory, ModelSize, read_size
+from openclaw_rl.engines.memory import EngineProcess, Memory, ModelSize, known_models, read_size
 from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model, read_json_object
 
 
@@ -120,10 +120,10 @@ def settings_on(config: Config, visible: Visible | None) -> EngineSettings:
 
 
 def size_of(config: Config, name: str) -> ModelSize | None:
-    """The sizes of a model whose config.json is on this machine; else None."""
+    """The sizes of a model whose config.json is on this machine, or of a known one; else None."""
     try:
         folder = Path(name).expanduser()
         found = folder if (folder / "config.json").is_file() else find_model(name, config.run.cache)
-        return read_size(read_json_object(found / "config.json")) if found else None
+        return read_size(read_json_object(found / "config.json") if found else known_models().get(name, {}))
     except (BadModelFolder, ModelNotFound):
         return None

@@ -3,8 +3,11 @@
 Activations are not counted: they depend on the texts, and engines make them fit.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 #: Bytes of a float32 number: of trained weights, their gradients, and each of AdamW's two moments.
@@ -55,6 +58,12 @@ class ModelSize:
     def cache_bytes(self, tokens: int, width: int) -> int:
         """Keys and values of so many tokens, with numbers of `width` bytes."""
         return 2 * self.layers * self.kv_heads * self.head_size * width * tokens
+
+
+@cache
+def known_models() -> dict[str, dict[str, Any]]:
+    """What the config.json of some published models says about their sizes, by name, from small to large."""
+    return tomllib.loads(Path(__file__).with_name("known_models.toml").read_text())
 
 
 def read_size(config: Mapping[str, Any]) -> ModelSize | None:
