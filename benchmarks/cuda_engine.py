@@ -12,7 +12,6 @@ import torch
 from shapes import QWEN3_4B, random_decoder
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS
-from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
@@ -105,7 +104,7 @@ class CudaEngine:
 def step_bytes(engine: CudaEngine, batch: int) -> int:
     """What a decode step has to read: the weights, and the keys and values of sequences that are half answered."""
     context = CUDA_PROMPT + CUDA_TOKENS // 2
-    return weight_bytes(engine.decoder) + batch * context * 2 * QWEN3_4B.layers * QWEN3_4B.kv_size * 2
+    return engine.decoder.weight_bytes + batch * context * 2 * QWEN3_4B.layers * QWEN3_4B.kv_size * 2
 
 
 def first_token_flops(batch: int) -> float:

@@ -25,8 +25,8 @@ from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder
 
 from openclaw_rl.engines.local.model.decoder import Decoder, Shape
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankPlace
-from openclaw_rl.engines.local.training.lora import ALL_MODULES
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
+from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.types import LossSettings, Span, TrainingSequence, TrainingSettings
 
 SMALL = replace(QWEN3_0_6B, vocab=8192, layers=4, rotary_layers=(True,) * 4)
@@ -66,7 +66,7 @@ def options(rank: int, device: str) -> LearnerOptions:
         rank=rank,
         alpha=32.0,
         dropout=0.0,
-        modules=ALL_MODULES,
+        modules=LINEAR_MODULES,
         training=training,
         micro_batch_tokens=4096,
         offload=False,

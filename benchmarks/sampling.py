@@ -31,7 +31,6 @@ from cuda_engine import (
 from measuring import matmul_rate
 from shapes import QWEN3_4B, transformers_model
 
-from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import SampleRequest
@@ -250,7 +249,7 @@ def show_steps(engine: CudaEngine) -> None:
         rows.append((batch, *times, f"{share:.0%}", verdict(share, CUDA_SHARES[batch])))
     head = ("batch", "waiting for each, ms", "running ahead, ms", "of bandwidth floor", "target")
     table("Decode steps (random Qwen3-4B shape, bf16, 512 + 64 tokens)", head, rows)
-    weights = weight_bytes(engine.decoder)
+    weights = engine.decoder.weight_bytes
     print(f"  copy bandwidth {bandwidth / 1e12:.2f} TB/s: at most {bandwidth / weights:.0f} steps/s")
 
 

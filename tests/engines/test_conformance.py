@@ -16,6 +16,7 @@ from support.engine_harness import (
     ScriptedHarness,
     SglangHarness,
     TinkerHarness,
+    TransformersHarness,
     VllmHarness,
 )
 from support.learner_harness import (
@@ -25,6 +26,7 @@ from support.learner_harness import (
     ScriptedLearnerHarness,
     ShardedLearnerHarness,
     TinkerLearnerHarness,
+    TransformersLearnerHarness,
 )
 
 
@@ -35,6 +37,7 @@ def later(harness: type[SamplerHarness] | type[LearnerHarness]) -> Any:
 
 SAMPLERS = [
     LocalHarness,
+    later(TransformersHarness),
     TinkerHarness,
     VllmHarness,
     later(SglangHarness),
@@ -44,6 +47,7 @@ SAMPLERS = [
 ]
 LEARNERS = [
     LocalLearnerHarness,
+    later(TransformersLearnerHarness),
     later(RankedLearnerHarness),
     later(ShardedLearnerHarness),
     TinkerLearnerHarness,

@@ -21,7 +21,16 @@ def changed(model: Path, folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["Gemma3ForCausalLM"]}, r"holds a Gemma3ForCausalLM.* it runs LlamaForCausalLM"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, r"holds a Gemma3ForCausalLM.* no language model of this name and"),
+        (
+            {"architectures": ["MyModel"], "model_type": "mine"},
+            r"holds a MyModel.* Transformers \d.* no language model",
+        ),
+        (
+            {"architectures": ["MyModel"], "model_type": "mine", "auto_map": {"AutoModelForCausalLM": "mine.MyModel"}},
+            r"its folder wants to run code of its own \(auto_map in config.json\), which this program never does",
+        ),
+        ({"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1"}, "a state outside attention"),
         ({"architectures": None}, "holds a model without a named family"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
     ],

@@ -11,8 +11,9 @@ from transformers import LlamaForCausalLM
 
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots, BadPolicy
-from openclaw_rl.engines.local.training.lora import ALL_MODULES, Dropout, LoraWeights
+from openclaw_rl.engines.local.training.lora import Dropout, LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
+from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import causal
@@ -42,15 +43,17 @@ def test_files_come_back_bit_for_bit(decoder: Decoder, tmp_path: Path) -> None:
     lora.save(tmp_path, "base")
     again = LoraWeights.load(tmp_path, decoder.shape)
     assert (again.rank, again.alpha, again.dropout) == (4, 9, 0.1)
-    assert list(again.a) == list(lora.a) == list(ALL_MODULES)
-    assert len(lora.parameters()) == 2 * len(ALL_MODULES)
+    assert list(again.a) == list(lora.a) == list(LINEAR_MODULES)
+    assert len(lora.parameters()) == 2 * len(LINEAR_MODULES)
     for one, other in zip(lora.parameters(), again.parameters(), strict=True):
         assert one.equal(other)
         assert other.requires_grad
         assert other.dtype == torch.float32
 
 
-@pytest.mark.parametrize("modules", [ALL_MODULES, ("q_proj", "v_proj"), ("up_proj", "o_proj"), ("k_proj", "down_proj")])
+@pytest.mark.parametrize(
+    "modules", [LINEAR_MODULES, ("q_proj", "v_proj"), ("up_proj", "o_proj"), ("k_proj", "down_proj")]
+)
 def test_peft_and_the_sampler_read_what_was_saved(
     decoder: Decoder, tiny_model: Path, tmp_path: Path, modules: tuple[str, ...]
 ) -> None:
@@ -71,7 +74,7 @@ def test_peft_and_the_sampler_read_what_was_saved(
 
 def test_keys_and_config_are_those_that_peft_writes(decoder: Decoder, tiny_model: Path, tmp_path: Path) -> None:
     LoraWeights.create(decoder.shape, 4, 8).save(tmp_path / "ours", str(tiny_model))
-    settings = LoraConfig(r=4, lora_alpha=8, target_modules=list(ALL_MODULES), task_type="CAUSAL_LM")
+    settings = LoraConfig(r=4, lora_alpha=8, target_modules=list(LINEAR_MODULES), task_type="CAUSAL_LM")
     get_peft_model(LlamaForCausalLM.from_pretrained(tiny_model), settings).save_pretrained(tmp_path / "theirs")
     ours, theirs = (load_file(tmp_path / side / "adapter_model.safetensors") for side in ("ours", "theirs"))
     assert {key: tensor.shape for key, tensor in ours.items()} == {key: t.shape for key, t in theirs.items()}

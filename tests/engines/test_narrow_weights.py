@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.packed import has_half_products
-from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.types import Span, TrainingSequence
@@ -144,7 +143,7 @@ def gaps_of(learner: InProcessLearner, worker: Worker, tmp_path: Path) -> torch.
 
 def test_weights_take_half_the_memory_and_nothing_else_is_narrow(tiny_model: Path, adapters: list[Path]) -> None:
     wide, narrow = (make_worker(tiny_model, dtype) for dtype in ("float32", "bfloat16"))
-    assert weight_bytes(narrow.runner.decoder) <= 0.6 * weight_bytes(wide.runner.decoder)
+    assert narrow.runner.decoder.weight_bytes <= 0.6 * wide.runner.decoder.weight_bytes
     assert narrow.runner.decoder.embed.dtype == torch.bfloat16
     for worker in (wide, narrow):
         worker.obey(LoadPolicy(1, 1, adapters[0]))

@@ -11,7 +11,7 @@ import torch
 from openclaw_rl.engines.local.model import shared_weights
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.shared_weights import share, take_up
-from openclaw_rl.engines.local.sampling.runner import CpuKVCache
+from openclaw_rl.engines.local.sampling.runner import RowKVCache
 from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work
 from openclaw_rl.types import SamplingParams
 
@@ -23,7 +23,7 @@ def logits(decoder: Decoder) -> torch.Tensor:
     tokens = [3, 1, 4, 1, 5, 9, 2, 6]
     sequence = Sequence(1, 0, tokens, SamplingParams(max_tokens=1), 0, 0, (0, 0))
     sequence.pages = [0]
-    cache = CpuKVCache(decoder.shape, 1, torch.float32)
+    cache = RowKVCache(decoder.shape, 1, torch.float32)
     ids = torch.tensor(tokens)
     with torch.inference_mode():
         attend = cache.attend([Work(sequence, 0, len(tokens))])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.base import PolicyRef, Sampler, WeightForm, policy_in
 from openclaw_rl.engines.local.merge import merge_adapter
@@ -31,6 +31,7 @@ from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler
 from support.process_stats import children
 from support.rank_processes import FastLauncher
+from support.tiny_models import save_adapters, save_tiny_gemma
 
 #: Every sampler samples this many sequences at the same time, queues the same number, and holds this many policy
 #: versions besides the base model.
@@ -85,7 +86,7 @@ class SamplerHarness:
 
     def reference(self, ids: Sequence[int], adapter: int | None = None) -> torch.Tensor:
         """Raw log-probs of all tokens after each of `ids`, by Transformers and PEFT."""
-        model: Any = LlamaForCausalLM.from_pretrained(self.model)
+        model: Any = AutoModelForCausalLM.from_pretrained(self.model, attn_implementation="eager")
         if adapter is not None:
             model = PeftModel.from_pretrained(model, self.adapters[adapter])
         with torch.inference_mode():
@@ -107,6 +108,14 @@ class LocalHarness(SamplerHarness):
         assert isinstance(self.sampler, LocalSampler)
         assert self.sampler.worker_pid is not None
         os.kill(self.sampler.worker_pid, signal.SIGKILL)
+
+
+class TransformersHarness(LocalHarness):
+    """The local engine with a model that Transformers' code computes."""
+
+    def __init__(self, model: Path, adapters: Sequence[Path], folder: Path) -> None:
+        gemma = save_tiny_gemma(model, folder / "gemma")
+        super().__init__(gemma, save_adapters(gemma, folder / "adapters"), folder)
 
 
 class TinkerHarness(SamplerHarness):

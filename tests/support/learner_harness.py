@@ -14,6 +14,7 @@ from openclaw_rl.engines.local.process.worker_messages import RankOptions
 from openclaw_rl.types import LossSettings
 from support.fakes import ScriptedLearner
 from support.rank_processes import FastLauncher
+from support.tiny_models import save_tiny_gemma
 from support.trainers import options
 from support.training_settings import USUAL
 
@@ -74,6 +75,13 @@ class LocalLearnerHarness(LearnerHarness):
 
     def kill(self) -> None:
         os.kill(self.learner.process.pid, signal.SIGKILL)
+
+
+class TransformersLearnerHarness(LocalLearnerHarness):
+    """The local engine with a model that Transformers' code computes."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        super().__init__(save_tiny_gemma(model, folder / "gemma"), folder)
 
 
 class RankedLearnerHarness(LocalLearnerHarness):

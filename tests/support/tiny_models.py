@@ -1,10 +1,12 @@
 """A tiny real model and adapters for it."""
 
+import json
+import shutil
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -76,12 +78,31 @@ def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False, context: in
     return folder
 
 
+def save_tiny_gemma(llama: Path, folder: Path) -> Path:
+    """A model of the same size and tokenizer whose family Transformers' code computes."""
+    shutil.copytree(llama, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.manual_seed(0)
+    sizes = json.loads((llama / "config.json").read_text())
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    tokens = ("num_key_value_heads", "max_position_embeddings", "eos_token_id", "bos_token_id", "pad_token_id")
+    config = Gemma2Config(
+        **{name: sizes[name] for name in (*kept, *tokens)},
+        sliding_window=24,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=10.0,
+        initializer_range=0.2,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
 def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4) -> Path:
     """A PEFT adapter that changes what the tiny model says."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    base = LlamaForCausalLM.from_pretrained(model)
+    base = AutoModelForCausalLM.from_pretrained(model)
     config = LoraConfig(r=rank, lora_alpha=2 * rank + 1, target_modules="all-linear", init_lora_weights=False)
     get_peft_model(base, config).save_pretrained(folder)
     return folder

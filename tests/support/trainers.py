@@ -20,6 +20,7 @@ from openclaw_rl.engines.base import (
     policy_in,
 )
 from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
@@ -31,7 +32,7 @@ VOCABULARY = 200
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def trained_lora(decoder: Decoder, **options: Any) -> LoraWeights:
+def trained_lora(decoder: LanguageModel, **options: Any) -> LoraWeights:
     """An adapter that changes the model: its B factors are not zero."""
     lora = LoraWeights.create(decoder.shape, rank=4, alpha=9, seed=1, **options)
     generator = torch.Generator().manual_seed(2)

@@ -113,6 +113,9 @@ def show(loaded: Loaded) -> None:
         console.print("It would start:", escape(shlex.join(command)), soft_wrap=True)
     if config.learns and (line := config.trainer_command):
         console.print("The trainer is started with:", escape(line), soft_wrap=True)
+    settings = config.engine_settings
+    for note in dict.fromkeys(filter(None, (config.sampler.notes(settings), config.learner.notes(settings)))):
+        console.print(escape(note), soft_wrap=True)
     console.print("Nothing is wrong with this configuration. Nothing was started.")
 
 

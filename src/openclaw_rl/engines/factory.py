@@ -179,6 +179,10 @@ class SamplerFactory(Protocol):
         """The precision of its weights and why, if this program chooses it; else empty."""
         return ""
 
+    def notes(self, settings: EngineSettings) -> str:
+        """What is special about how it computes the model, to be shown; empty if nothing is."""
+        return ""
+
 
 class LearnerFactory(Protocol):
     """Makes learners of one engine. Unless it says otherwise, they use no GPU of this machine."""
@@ -213,6 +217,10 @@ class LearnerFactory(Protocol):
 
     def precision(self, settings: EngineSettings) -> str:
         """The precision of its weights and why, if this program chooses it; else empty."""
+        return ""
+
+    def notes(self, settings: EngineSettings) -> str:
+        """What is special about how it computes the model, to be shown; empty if nothing is."""
         return ""
 
 

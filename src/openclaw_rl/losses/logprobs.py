@@ -1,5 +1,6 @@
 """Log-probs of chosen tokens, in chunks: only a few rows of logits over the whole vocabulary exist at a time."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,27 +13,37 @@ from torch.utils.checkpoint import checkpoint
 MAX_CHUNK_BYTES = 128 << 20
 
 
-def chunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
-    """Log-probs, in float32, of `targets` after `hidden` [rows, width] under `head` [vocabulary, width].
+def rows_in_chunk(vocabulary: int) -> int:
+    """How many rows of logits exist at a time."""
+    return max(1, MAX_CHUNK_BYTES // (4 * vocabulary))
 
-    Targets are [rows] or [rows, n]: several for each row. `chunk` is the number of rows whose logits exist at a time.
+
+def chunked_logprobs(
+    hidden: Tensor, head: Tensor | Callable[[Tensor], Tensor], targets: Tensor, chunk: int | None = None
+) -> Tensor:
+    """Log-probs, at least in float32, of `targets` after `hidden` [rows, width] under `head` [vocabulary, width].
+
+    The head may also be a function that computes logits; then `chunk`, the number of rows whose logits exist at a time,
+    must be given. Targets are [rows] or [rows, n]: several for each row.
     """
     if targets.dim() == 1:
         return chunked_logprobs(hidden, head, targets[:, None], chunk).squeeze(1)
-    rows = chunk or max(1, MAX_CHUNK_BYTES // (4 * len(head)))
-    if head.requires_grad and torch.is_grad_enabled():
-        # The gradient of the head needs the probabilities again in the backward pass.
-        parts = [slice(start, start + rows) for start in range(0, len(hidden), rows)]
+    if chunk is None:
+        assert isinstance(head, Tensor)
+        chunk = rows_in_chunk(len(head))
+    if not isinstance(head, Tensor) or (head.requires_grad and torch.is_grad_enabled()):
+        # The gradient needs the probabilities again in the backward pass.
+        parts = [slice(start, start + chunk) for start in range(0, len(hidden), chunk)]
         checkpointing: Any = {"use_reentrant": False, "preserve_rng_state": False}
         return torch.cat(
             [checkpoint(unchunked_logprobs, hidden[part], head, targets[part], **checkpointing) for part in parts]
         )
-    logprobs: Tensor = _ChunkedLogprobs.apply(hidden, head, targets, rows)  # type: ignore[no-untyped-call]
+    logprobs: Tensor = _ChunkedLogprobs.apply(hidden, head, targets, chunk)  # type: ignore[no-untyped-call]
     return logprobs
 
 
-def unchunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    logits = F.linear(hidden.to(head.dtype), head).float()
+def unchunked_logprobs(hidden: Tensor, head: Tensor | Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+    logits = F.linear(hidden.to(head.dtype), head).float() if isinstance(head, Tensor) else head(hidden)
     return logits.gather(1, targets) - logits.logsumexp(dim=-1, keepdim=True)
 
 

@@ -8,7 +8,7 @@ from openclaw_rl.engines.base import Learner, LearnerCapabilities, Sampler, Samp
 from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, ModelFiles, Resources, SamplerFactory
 from openclaw_rl.engines.gpus import environment_of
 from openclaw_rl.engines.launching import check_launcher, launcher_for
-from openclaw_rl.engines.local.families import runnable
+from openclaw_rl.engines.local.families import describe_family, has_own_decoder, runnable
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import SPINS as LEARNER_SPINS
 from openclaw_rl.engines.local.process.learner import LocalLearner
@@ -16,7 +16,7 @@ from openclaw_rl.engines.local.process.sampler import SPINS as SAMPLER_SPINS
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankOptions, WorkerOptions
 from openclaw_rl.engines.memory import EngineProcess, ModelSize, learner_memory, sampler_memory
-from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
+from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context, read_json_object
 
 #: Devices on which a process finds the weights that a local sampler shares.
 SAMPLERS_DEVICES = ("auto", "cpu", "cuda", "cuda:0")
@@ -34,6 +34,10 @@ class LocalFactory:
         if not settings.section(LocalOptions).on_ray:
             check_device(settings.section(LocalOptions).device)
 
+    def notes(self, settings: EngineSettings) -> str:
+        folder = find_model(settings.model.model_name, settings.cache)
+        return describe_family(folder) if folder else ""
+
 
 class LocalSamplerFactory(LocalFactory, SamplerFactory):
     """Samplers in a worker on this machine or on a Ray cluster."""
@@ -47,7 +51,7 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
         local = settings.section(LocalOptions)
         engine = settings.engine
         options = WorkerOptions(
-            model=runnable(folder),
+            model=usable(settings, folder),
             device=local.device,
             dtype=local.dtype,
             max_sequences=engine.max_sequences,
@@ -86,6 +90,8 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
 
         if find_device(local.device).type != "cpu":
             return "bfloat16 on a GPU"
+        if self.notes(settings):
+            return "float32"
         choice = choose_on_cpu(settings.cache, keep=False)
         return f"{choice.dtype}: {choice.reason}"
 
@@ -121,7 +127,7 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
         # The weights that a local sampler shares are on its own device, which must be that of the first rank.
         shares = settings.split.learner[:1] in ((), settings.split.local_sampler)
         options = LearnerOptions(
-            model=runnable(folder),
+            model=usable(settings, folder),
             device=devices[0],
             dtype=local.dtype,
             rank=model.lora_rank,
@@ -187,12 +193,25 @@ def check_model(settings: EngineSettings) -> None:
     """Check that the model is available, and that its context is long enough. Raises UserError."""
     name = settings.model.model_name
     folder = find_model(name, settings.cache)
-    longest = longest_context(runnable(folder)) if folder else None
+    longest = longest_context(usable(settings, folder)) if folder else None
     if folder is None and not can_be_fetched(name):
         raise ConfigError(f"There is no folder or GGUF file {name}. --model-name also takes a Hub id.")
     asked = settings.engine.max_context_tokens
     if asked is not None and longest is not None and asked > longest:
         raise ConfigError(f"--max-context-tokens {asked} is more than the model's {longest}.")
+
+
+def usable(settings: EngineSettings, folder: Path) -> Path:
+    """The folder, if its model can be run with these options. Raises UserError."""
+    if has_own_decoder(read_json_object(runnable(folder) / "config.json")):
+        return folder
+    if settings.model.full_weights:
+        raise ConfigError(f"--lora-rank 0 needs a model of our own decoder, and {folder} is computed by Transformers.")
+    if settings.section(LocalOptions).shard_weights:
+        raise ConfigError(
+            f"--shard-weights needs a model of our own decoder, and {folder} is computed by Transformers."
+        )
+    return folder
 
 
 def check_device(device: str) -> None:

@@ -38,15 +38,57 @@ SUPPORTED_FAMILIES = {
 }
 
 
+def has_own_decoder(config: Mapping[str, object]) -> bool:
+    """Whether our own decoder computes the model of this config.json; if not, Transformers' modelling code may."""
+    return family_of(config) in SUPPORTED_FAMILIES
+
+
+def family_of(config: Mapping[str, object]) -> str:
+    families = config.get("architectures")
+    return str(families[0]) if families and isinstance(families, list) else "model without a named family"
+
+
 def runnable(folder: Path) -> Path:
     """The folder, if the local engine can run the model in it. Raises ModelNotFound with the reason if not."""
     config = read_json_object(complete(folder) / "config.json")
-    families = config.get("architectures")
-    family = families[0] if families and isinstance(families, list) else "model without a named family"
-    if family not in SUPPORTED_FAMILIES:
-        raise ModelNotFound(
-            f"{folder} holds a {family}, which the local engine cannot run; it runs {', '.join(SUPPORTED_FAMILIES)}."
-        )
     if config.get("quantization_config"):
         raise ModelNotFound(f"{folder} holds quantised weights, which cannot be trained; use the original model.")
+    if not has_own_decoder(config) and (reason := why_not_by_transformers(config)):
+        raise ModelNotFound(f"{folder} holds a {family_of(config)}, which the local engine cannot run: {reason}.")
     return folder
+
+
+def why_not_by_transformers(config: Mapping[str, object]) -> str:
+    """Why Transformers' modelling code cannot compute the model with our attention; empty if it can, as far as the
+    configuration tells."""
+    # Importing Transformers takes seconds.
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    family = family_of(config)
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")))
+    if known != family:
+        if config.get("auto_map"):
+            return "its folder wants to run code of its own (auto_map in config.json), which this program never does"
+        return f"Transformers {transformers.__version__} has no language model of this name and model_type"
+    model = getattr(transformers, family)
+    if getattr(model, "_is_stateful", False):
+        return "some of its layers have a state outside attention"
+    if not model._supports_attention_backend:
+        return "its attention in Transformers cannot be replaced by ours (_supports_attention_backend)"
+    return ""
+
+
+def describe_family(folder: Path) -> str:
+    """What computes the model, and what that allows; empty for our own decoder, which allows everything."""
+    config = read_json_object(folder / "config.json")
+    if has_own_decoder(config):
+        return ""
+    import transformers
+
+    return (
+        f"{family_of(config)} is computed by the code of Transformers {transformers.__version__} with our attention. "
+        "Prefix cache: yes. Packed training and shared beginnings: yes. Several adapters in a batch: yes. "
+        "Adapters: on all linear modules, in a mixture of experts on those of attention. "
+        "CUDA graphs: no. --lora-rank 0: no. --shard-weights: no."
+    )

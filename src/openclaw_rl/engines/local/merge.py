@@ -14,7 +14,6 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import write_tensors
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
-from openclaw_rl.engines.local.training.lora import module_path
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import ON_TINKER, copy_companion_files
 
@@ -63,7 +62,7 @@ def fitting_adapter(base: Path, adapter: Path) -> FittingAdapter:
         config, modules = read_adapter(adapter)
     except BadPolicy as error:
         raise UserError(f"{error}.") from None
-    factors = {f"{module_path(*module)}.weight": pair for module, pair in modules.items()}
+    factors = {f"{module}.weight": pair for module, pair in modules.items()}
     shapes = weight_shapes(base)
     for name, pair in factors.items():
         if name not in shapes:

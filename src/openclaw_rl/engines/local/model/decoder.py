@@ -12,7 +12,7 @@ import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,41 +20,45 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import ops
+from openclaw_rl.engines.local.model.language_model import Adapt, Adaptable, Attend, LanguageModel, Projection, Sizes
 from openclaw_rl.engines.local.model.model_config import ModelConfig, UnsupportedModel, read_model_config
 
-Projection = Literal["qkv", "o", "gate_up", "down"]
-PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
-#: attend(layer, queries, keys, values) with [tokens, heads, dim] each → [tokens, query heads * dim]
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-#: adapt(layer, projection, input, output) → output with the tokens' adapters added
-Adapt = Callable[[int, Projection, Tensor, Tensor], Tensor]
+#: The modules of each fused projection, in order, by their names in a PEFT folder.
+MODULES: dict[Projection, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+PROJECTIONS = tuple(MODULES)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Sizes):
     """The sizes and constants of a decoder."""
 
-    vocab: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     eps: float
-    max_context: int
     rotary_layers: tuple[bool, ...]
     """Per layer, whether queries and keys are rotated (in SmolLM3 some layers have no rotation)."""
     head_norm: bool = False
     """Whether each query and key head is normed before it is rotated (Qwen3)."""
 
     @property
-    def q_size(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.kv_heads * self.head_dim
+    def adaptable(self) -> tuple[Adaptable, ...]:
+        widths = {"q_proj": self.q_size, "k_proj": self.kv_size, "v_proj": self.kv_size}
+        widths |= {"gate_proj": self.intermediate, "up_proj": self.intermediate}
+        widths |= {"o_proj": self.hidden, "down_proj": self.hidden}
+        modules = []
+        for projection, names in MODULES.items():
+            inputs, width = self.projection_sizes(projection)
+            part = "self_attn" if projection in ("qkv", "o") else "mlp"
+            start = 0
+            for name in names:
+                columns = slice(start, start + widths[name])
+                paths = {i: f"model.layers.{i}.{part}.{name}" for i in range(self.layers)}
+                modules.append(Adaptable(name, projection, inputs, widths[name], columns, width, paths))
+                start = columns.stop
+        return tuple(modules)
 
     def projection_sizes(self, projection: Projection) -> tuple[int, int]:
         """(input, output) width of a fused projection."""
@@ -108,7 +112,7 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Decoder:
+class Decoder(LanguageModel):
     """A model's weights and its forward pass. Every weight is in one field only, also if it is used twice."""
 
     shape: Shape
@@ -127,8 +131,11 @@ class Decoder:
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        """The precision of adapters, keys, values and everything else that is not a weight."""
         return ops.activation_dtype(self.embed)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in take_apart(self).values())
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [tokens, head_dim / 2] for the tokens' positions, in float32."""
@@ -136,7 +143,6 @@ class Decoder:
         return angles.cos() * self.rotary_scale, angles.sin() * self.rotary_scale
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, adapt: Adapt | None = None) -> Tensor:
-        """Final hidden states [tokens, hidden] of a flat run of tokens [tokens]."""
         shape = self.shape
         cos, sin = self.angles(positions)
         residual = ops.embedding(ids, self.embed)
@@ -153,7 +159,6 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary, in float32."""
         return ops.linear(hidden, self.head).float()
 
     def _heads(self, i: int, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -151,7 +151,7 @@ def known_family(architectures: Any) -> str:
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else "unknown"
     if name not in SUPPORTED_FAMILIES:
         raise UnsupportedModel(
-            f"{name} is not a model family that the local engine can run; it runs {', '.join(SUPPORTED_FAMILIES)}"
+            f"{name} is not a model family of our own decoder, which computes {', '.join(SUPPORTED_FAMILIES)}"
         )
     return name
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 
 #: The rows for which oneDNN's blocks are laid out. Other numbers of rows work too.
 ROWS = 8
@@ -175,7 +176,7 @@ def fits(decoder: Decoder, way: Way) -> bool:
     return time.perf_counter() - start <= MAX_PACK_SECONDS * sum(map(torch.numel, parts)) / weights
 
 
-def packed_bytes(decoder: Decoder) -> int:
+def packed_bytes(decoder: LanguageModel) -> int:
     """The memory of the packed copy; 0 if there is none."""
     if not isinstance(decoder, PackedDecoder):
         return 0

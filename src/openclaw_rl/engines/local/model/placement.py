@@ -1,8 +1,7 @@
-"""The device and precision of a model, and the memory of its weights."""
+"""The device and precision of a model."""
 
 import torch
 
-from openclaw_rl.engines.local.model.decoder import Decoder, take_apart
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 
 
@@ -29,11 +28,6 @@ def placement(name: str, precision: str, on_cpu: str = "float32") -> tuple[torch
 def name_of(dtype: torch.dtype) -> str:
     """A precision as --dtype names it."""
     return str(dtype).removeprefix("torch.")
-
-
-def weight_bytes(decoder: Decoder) -> int:
-    """Memory of the base weights, whole."""
-    return sum(tensor.nbytes for tensor in take_apart(decoder).values())
 
 
 def describe(error: Exception) -> str:

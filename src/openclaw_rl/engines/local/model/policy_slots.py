@@ -16,27 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import (
-    PROJECTIONS,
-    Adapt,
-    Decoder,
-    Projection,
-    Shape,
-    TensorFiles,
-    take_apart,
-)
+from openclaw_rl.engines.local.model.decoder import Decoder, TensorFiles, take_apart
+from openclaw_rl.engines.local.model.language_model import Adapt, Adaptable, Projection, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
 from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BadModelFolder, read_json_object
 
-#: The modules of each fused projection, in order, by their names in a PEFT folder.
-MODULES: dict[Projection, tuple[str, ...]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "o": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-_KEY = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")
+_KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.(?:\w+\.)?weight")
 
 
 class BadPolicy(ValueError):
@@ -54,12 +40,16 @@ class Factors:
 class AdapterSlots:
     """Memory for `slots` adapters of at most `rank`, allocated when the first adapter is loaded."""
 
-    def __init__(self, shape: Shape, slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: Sizes, slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.slots = slots
         self.rank = rank
         self.dtype = dtype
         self.device = device
+        self._modules: list[dict[Projection, list[Adaptable]]] = [{} for _ in range(shape.layers)]
+        for module in shape.adaptable:
+            for layer in module.paths:
+                self._modules[layer].setdefault(module.projection, []).append(module)
         self._factors: list[dict[Projection, Factors]] = []
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:
@@ -70,10 +60,9 @@ class AdapterSlots:
             raise BadPolicy(f"{folder} has rank {config['r']}, more than --lora-rank {self.rank}")
         blocks = [self._blocks(modules, layer, scale) for layer in range(self.shape.layers)]
         if modules:
-            layer, name = next(iter(modules))
-            raise BadPolicy(f"{folder} adapts {name} of layer {layer}, which this model does not have")
+            raise BadPolicy(f"{folder} adapts {next(iter(modules))}, which this model does not have or cannot adapt")
         if not self._factors:
-            self._factors = [{p: self._room(p) for p in PROJECTIONS} for _ in range(self.shape.layers)]
+            self._factors = [{p: self._room(parts) for p, parts in layer.items()} for layer in self._modules]
         for room, block in zip(self._factors, blocks, strict=True):
             for projection, (down, up) in block.items():
                 room[projection].down[slot - 1].copy_(down)
@@ -119,48 +108,39 @@ class AdapterSlots:
         factors = self._factors[layer][projection]
         return factors.down, factors.up
 
-    def _room(self, projection: Projection) -> Factors:
-        n_in, n_out = self.shape.projection_sizes(projection)
-        width = self.rank * len(MODULES[projection])
+    def _room(self, modules: Sequence[Adaptable]) -> Factors:
+        size = (self.slots, self.rank * len(modules))
         options: Any = {"dtype": self.dtype, "device": self.device}
         return Factors(
-            torch.zeros(self.slots, width, n_in, **options), torch.zeros(self.slots, width, n_out, **options)
+            torch.zeros(*size, modules[0].inputs, **options), torch.zeros(*size, modules[0].width, **options)
         )
 
     def _blocks(
-        self, modules: dict[tuple[int, str], dict[str, Tensor]], layer: int, scale: float
+        self, factors: dict[str, dict[str, Tensor]], layer: int, scale: float
     ) -> dict[Projection, tuple[Tensor, Tensor]]:
-        """A layer's fused factors. Removes the modules that it uses from `modules`."""
+        """A layer's fused factors. Removes the modules that it uses from `factors`."""
         blocks: dict[Projection, tuple[Tensor, Tensor]] = {}
-        for projection, names in MODULES.items():
-            n_in, n_out = self.shape.projection_sizes(projection)
-            down = torch.zeros(self.rank * len(names), n_in)
-            up = torch.zeros(self.rank * len(names), n_out)
-            offset = 0
-            for i, (name, width) in enumerate(zip(names, self._widths(projection), strict=True)):
-                factors = modules.pop((layer, name), None)
-                if factors is not None:
-                    a = factors["A"].float()
-                    b = factors["B"].float()
-                    if (a.shape[1], b.shape[0], len(a)) != (n_in, width, b.shape[1]) or len(a) > self.rank:
-                        raise BadPolicy(f"{name} of layer {layer} has the wrong size for this model")
-                    down[i * self.rank : i * self.rank + len(a)] = a
-                    up[i * self.rank : i * self.rank + len(a), offset : offset + width] = scale * b.t()
-                offset += width
+        for projection, modules in self._modules[layer].items():
+            down = torch.zeros(self.rank * len(modules), modules[0].inputs)
+            up = torch.zeros(self.rank * len(modules), modules[0].width)
+            for i, module in enumerate(modules):
+                path = module.paths[layer]
+                pair = factors.pop(path, None)
+                if pair is None:
+                    continue
+                a = pair["A"].float()
+                b = pair["B"].float()
+                sizes = (module.inputs, module.outputs, len(a))
+                if (a.shape[1], b.shape[0], b.shape[1]) != sizes or len(a) > self.rank:
+                    raise BadPolicy(f"{path} has the wrong size for this model")
+                down[i * self.rank : i * self.rank + len(a)] = a
+                up[i * self.rank : i * self.rank + len(a), module.columns] = scale * b.t()
             blocks[projection] = (down, up)
         return blocks
 
-    def _widths(self, projection: Projection) -> tuple[int, ...]:
-        shape = self.shape
-        if projection == "qkv":
-            return shape.q_size, shape.kv_size, shape.kv_size
-        if projection == "gate_up":
-            return shape.intermediate, shape.intermediate
-        return (shape.projection_sizes(projection)[1],)
 
-
-def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], dict[str, Tensor]]]:
-    """A PEFT folder's config, and its factors by (layer, module). Raises BadPolicy."""
+def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """A PEFT folder's config, and its factors by the name of the module. Raises BadPolicy."""
     if (folder / "config.json").exists() and not (folder / ADAPTER_CONFIG).exists():
         raise BadPolicy(
             f"{folder} holds a whole model and not an adapter: use --lora-rank 0 to continue from it, or start over "
@@ -184,18 +164,18 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], di
     return config, by_module(folder, tensors)
 
 
-def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[tuple[int, str], dict[str, Tensor]]:
+def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The two factors of each module."""
-    modules: dict[tuple[int, str], dict[str, Tensor]] = {}
+    modules: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        match = _KEY.search(key)
+        match = _KEY.fullmatch(key)
         if match is None:
             raise BadPolicy(f"{folder} holds {key}, which is not a LoRA factor of a linear layer")
-        layer, name, side = match.groups()
-        modules.setdefault((int(layer), name), {})[side] = tensor
-    for (layer, name), factors in modules.items():
+        name, side = match.groups()
+        modules.setdefault(name, {})[side] = tensor
+    for name, factors in modules.items():
         if factors.keys() != {"A", "B"} or any(factor.dim() != 2 for factor in factors.values()):
-            raise BadPolicy(f"{folder} is damaged: {name} of layer {layer} lacks a factor")
+            raise BadPolicy(f"{folder} is damaged: {name} lacks a factor")
     return modules
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.host import host_id
-from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 
 #: Tensors start at multiples of this many bytes, as vector instructions need.
 ALIGNMENT = 64
@@ -50,7 +50,7 @@ class SharedFrom:
     content: bytes
 
 
-def share(decoder: Decoder) -> tuple[Decoder, bytes | None]:
+def share(decoder: LanguageModel) -> tuple[LanguageModel, bytes | None]:
     """The decoder with shared weights, and the bytes with which `take_up` opens it (None if it cannot be shared)."""
     if decoder.embed.is_cuda:
         import torch.multiprocessing  # noqa: F401 - teaches the pickler about tensors on CUDA
@@ -62,7 +62,7 @@ def share(decoder: Decoder) -> tuple[Decoder, bytes | None]:
     return _share_memory(decoder)
 
 
-def take_up(shared: bytes) -> Decoder | None:
+def take_up(shared: bytes) -> LanguageModel | None:
     """Open the decoder that another process has shared, without copying its weights.
 
     None if they are on another machine, or on a GPU that is not the first one of this process.
@@ -74,11 +74,11 @@ def take_up(shared: bytes) -> Decoder | None:
     if isinstance(content, SharedMemory):
         storage = torch.UntypedStorage.from_file(content.path, shared=True, nbytes=content.size)
         content = _with_views(content.skeleton, storage)
-    decoder: Decoder = content
+    decoder: LanguageModel = content
     return decoder
 
 
-def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
+def _share_memory(decoder: LanguageModel) -> tuple[LanguageModel, bytes]:
     tensors: list[Tensor] = []
     size = 0
 

@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 import torch
 
 from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
-from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.placement import describe, placement
 from openclaw_rl.engines.local.model.shared_weights import take_up
+from openclaw_rl.engines.local.model.transformers_decoder import load_language_model
 from openclaw_rl.engines.local.process.launcher import STOP_SIGNAL
 from openclaw_rl.engines.local.process.worker_messages import (
     Broken,
@@ -74,7 +74,7 @@ def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrain
     if shared is not None:
         return PolicyTrainer(shared, options)
     device, dtype = placement(options.device, options.dtype, options.cpu_dtype)
-    return PolicyTrainer(load_decoder(options.model, dtype, device), options)
+    return PolicyTrainer(load_language_model(options.model, dtype, device), options)
 
 
 def answer(trainer: PolicyTrainer, call: TrainerCall) -> LearnerReport:

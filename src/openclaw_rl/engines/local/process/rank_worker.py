@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.placement import placement
 from openclaw_rl.engines.local.model.shared_weights import take_up
+from openclaw_rl.engines.local.model.transformers_decoder import load_language_model
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.rank_group import RankGroup, join
@@ -39,12 +40,12 @@ def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, sha
     """Load the model, or this rank's part of it; `shared` are the weights that a sampler shares with this device."""
     whole = take_up(shared) if shared else None
     if not ranks.place.shards:
-        return PolicyTrainer(whole or load_decoder(options.model, dtype, ranks.device), options, ranks)
+        return PolicyTrainer(whole or load_language_model(options.model, dtype, ranks.device), options, ranks)
     from openclaw_rl.engines.local.training.sharded import Sharding
 
     sharding = Sharding(ranks)
     layers: Any = sharding.layer
-    if whole is not None:
+    if isinstance(whole, Decoder):
         decoder = replace(whole, layers=[layers(layer) for layer in whole.layers])
     else:
         # From the CPU's memory each layer goes to the device when it is sharded, so that it never holds them all.

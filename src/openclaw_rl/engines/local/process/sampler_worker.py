@@ -19,13 +19,21 @@ import torch
 from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints import Allowed, Compiler
 from openclaw_rl.engines.host import usable_memory
+from openclaw_rl.engines.local.families import has_own_decoder
 from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on_cpu
-from openclaw_rl.engines.local.model.decoder import Decoder, Shape, load_decoder
+from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.language_model import LanguageModel, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.packed import PackedDecoder, packed, packed_bytes
-from openclaw_rl.engines.local.model.placement import describe, find_device, name_of, placement, weight_bytes
+from openclaw_rl.engines.local.model.placement import describe, find_device, name_of, placement
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots, BadPolicy, ModelSlots
 from openclaw_rl.engines.local.model.shared_weights import share
+from openclaw_rl.engines.local.model.transformers_decoder import (
+    COMPARED_TOKENS,
+    TransformersDecoder,
+    check_agreement,
+    load_language_model,
+)
 from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Cancel,
@@ -41,15 +49,15 @@ from openclaw_rl.engines.local.process.worker_messages import (
 )
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.sampling.runner import (
-    CpuKVCache,
-    CpuRunner,
     PolicyWeights,
     RanStep,
+    RowKVCache,
     Runner,
+    TorchRunner,
     bytes_per_page,
 )
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Scoring, Sequence
-from openclaw_rl.models import BadModelFolder
+from openclaw_rl.models import BadModelFolder, read_json_object
 from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
 #: Share of the memory that is free once the weights are loaded, which the cache takes if no size is given; the rest is
@@ -71,7 +79,7 @@ BACKGROUND_TOKENS = {"cpu": 32, "cuda": 4096}
 PREFILL_SHARE = {"cpu": 16, "cuda": 512}
 
 
-def context_limit(options: WorkerOptions, shape: Shape, cache_tokens: int) -> int:
+def context_limit(options: WorkerOptions, shape: Sizes, cache_tokens: int) -> int:
     """The longest prompt and answer together. Raises UnsupportedModel if the options ask for more than is possible."""
     asked = options.max_context
     if asked is not None and asked > shape.max_context:
@@ -115,7 +123,7 @@ class Worker:
     the host plans while the device computes.
     """
 
-    def __init__(self, decoder: Decoder, options: WorkerOptions, run_ahead: bool | None = None) -> None:
+    def __init__(self, decoder: LanguageModel, options: WorkerOptions, run_ahead: bool | None = None) -> None:
         device = decoder.embed.device
         dtype = decoder.activation_dtype
         shape = decoder.shape
@@ -123,10 +131,10 @@ class Worker:
         self.max_context = context_limit(options, shape, pages * PAGE_SIZE)
         self.policies = slots_for(decoder, options)
         self.runner = self._runner(decoder, pages, options)
-        pool = PagePool(pages, consecutive=device.type == "cpu")
+        pool = PagePool(pages, consecutive=isinstance(self.runner, TorchRunner))
         tokens = (table[device.type] for table in (PREFILL_TOKENS, PREFILL_SHARE, BACKGROUND_TOKENS))
         self.scheduler = Scheduler(pool, options.max_sequences, *tokens)
-        self.run_ahead = device.type == "cuda" if run_ahead is None else run_ahead
+        self.run_ahead = not isinstance(self.runner, TorchRunner) if run_ahead is None else run_ahead
         self.ahead: RanStep | None = None
         """The next step, if it has been started."""
         self.loaded = {0}
@@ -137,19 +145,25 @@ class Worker:
         self.woken, wake = Pipe(duplex=False)
         self.compiler = Compiler(options.model, shape.vocab, lambda: wake.send_bytes(b"compiled"))
 
-    def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
+    def _runner(self, decoder: LanguageModel, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
+        if isinstance(decoder, TransformersDecoder):
+            cache = RowKVCache(decoder.shape, pages, decoder.activation_dtype, device)
+            runner = TorchRunner(decoder, cache, self.policies)
+            check_agreement(decoder, runner.in_pieces, min(COMPARED_TOKENS, self.max_context))
+            return runner
+        assert isinstance(decoder, Decoder)
         if device.type == "cpu":
             # Policies that train all weights have weights of their own, which change.
             model = packed(decoder, options.pack_weights) if options.lora_rank else decoder
-            return CpuRunner(model, CpuKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
+            return TorchRunner(model, RowKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
         # These import Triton, which not every machine has.
         from openclaw_rl.engines.local.sampling.cuda_runner import CudaKVCache, CudaRunner
 
-        cache = CudaKVCache(decoder.shape, pages, decoder.embed.dtype, device)
-        runner = CudaRunner(decoder, cache, self.policies, options.max_sequences, self.max_context)
-        runner.warm_up()
-        return runner
+        on_cuda = CudaKVCache(decoder.shape, pages, decoder.embed.dtype, device)
+        graphs = CudaRunner(decoder, on_cuda, self.policies, options.max_sequences, self.max_context)
+        graphs.warm_up()
+        return graphs
 
     @property
     def busy(self) -> bool:
@@ -316,12 +330,15 @@ def choose_dtype(options: WorkerOptions) -> ChosenDtype:
     """The precision that the options ask for; auto on a CPU is decided here, once for sampler and learner."""
     if options.dtype != "auto" or find_device(options.device).type != "cpu":
         return ChosenDtype(options.dtype)
+    if not has_own_decoder(read_json_object(options.model / "config.json")):
+        return ChosenDtype("float32", "Transformers' code would round everything to bfloat16, not only weights")
     return choose_on_cpu(options.measurements)
 
 
-def slots_for(decoder: Decoder, options: WorkerOptions) -> PolicyWeights:
+def slots_for(decoder: LanguageModel, options: WorkerOptions) -> PolicyWeights:
     """Memory for the policies that are served in addition to the base model."""
     if not options.lora_rank:
+        assert isinstance(decoder, Decoder)
         return ModelSlots(decoder, options.policy_slots)
     dtype = decoder.activation_dtype
     device = decoder.embed.device
@@ -344,7 +361,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
         try:
             choice = choose_dtype(options)
             device, dtype = placement(options.device, choice.dtype)
-            decoder, shared = share(load_decoder(options.model, dtype, device))
+            decoder, shared = share(load_language_model(options.model, dtype, device))
             worker = Worker(decoder, options)
         except Exception as error:
             log.debug("loading failed", exc_info=True)
@@ -357,7 +374,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
                 dtype=name_of(dtype),
                 max_context=worker.max_context,
                 cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
-                weight_bytes=weight_bytes(decoder),
+                weight_bytes=decoder.weight_bytes,
                 dtype_reason=choice.reason,
                 packed_bytes=packed_bytes(model),
                 packed_dtype=name_of(model.packed_dtype) if isinstance(model, PackedDecoder) else "",

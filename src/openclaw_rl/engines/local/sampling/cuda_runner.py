@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import kernels, thin_products
-from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, Linear, Projection, Shape, project
+from openclaw_rl.engines.local.model.decoder import Decoder, Linear, Shape, project
 from openclaw_rl.engines.local.model.kernels import place_heads
+from openclaw_rl.engines.local.model.language_model import Adapt, Projection
 from openclaw_rl.engines.local.model.thin_products import RowAdapters
 from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE
 from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens
@@ -282,6 +283,8 @@ def temperature(params: SamplingParams) -> float:
 
 class CudaRunner(Runner):
     """Replays graphs for steps without prompts. Graphs are captured when first needed and kept."""
+
+    decoder: Decoder
 
     def __init__(
         self, decoder: Decoder, cache: CudaKVCache, policies: PolicyWeights, max_sequences: int, max_context: int

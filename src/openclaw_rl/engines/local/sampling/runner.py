@@ -1,14 +1,16 @@
-"""Runs one planned step through the model, and draws the next tokens; on the CPU (on CUDA: `cuda_runner`).
+"""Runs one planned step through the model, and draws the next tokens, with PyTorch alone.
+
+On CUDA our own decoder has a faster runner (`cuda_runner`).
 
 Keys and values are [layers, pages, page, kv heads, dim]. A step is what `scheduler` planned: rows of new tokens, each
-of which attends to all of its own sequence and to nothing else. The CPU attends over a view where a sequence's pages
-are consecutive, which they mostly are.
+of which attends to its own sequence and to nothing else, over a view where the sequence's pages are consecutive, which
+they mostly are.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,14 +20,19 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import Adapt, Attend, Decoder, Projection, Shape
+from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
+from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel, Projection, Sizes
 from openclaw_rl.engines.local.sampling.draw import Draws, draw, needs_no_ranking
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
-from openclaw_rl.engines.local.sampling.scheduler import Work
+from openclaw_rl.engines.local.sampling.scheduler import Work, pages_for
+from openclaw_rl.types import SamplingParams
+
+CPU = torch.device("cpu")
 
 
-def bytes_per_page(shape: Shape, dtype: torch.dtype) -> int:
+def bytes_per_page(shape: Sizes, dtype: torch.dtype) -> int:
     """Memory of one page, over all layers."""
     return 2 * shape.layers * PAGE_SIZE * shape.kv_size * dtype.itemsize
 
@@ -39,46 +46,50 @@ def token_slots(work: Sequence[Work]) -> list[int]:
     ]
 
 
-def allocate(shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def allocate(shape: Sizes, pages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Memory for keys and for values. It is not filled: on the CPU, memory that is never used takes no room."""
     size = (shape.layers, pages, PAGE_SIZE, shape.kv_heads, shape.head_dim)
     return torch.empty(size, dtype=dtype, device=device), torch.empty(size, dtype=dtype, device=device)
 
 
-class CpuKVCache:
+class RowKVCache:
     """One attention call per row: rows are few, and mixed lengths then cost no padding."""
 
-    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Sizes, pages: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self.shape = shape
-        keys, values = allocate(shape, pages, dtype, torch.device("cpu"))
+        self.device = device
+        keys, values = allocate(shape, pages, dtype, device)
         self.keys = keys.flatten(1, 2)
         self.values = values.flatten(1, 2)
 
     def attend(self, work: Sequence[Work]) -> Attend:
-        slots = torch.tensor(token_slots(work))
-        rows = [CpuRow(self, item) for item in work]
+        slots = torch.tensor(token_slots(work), device=self.device)
+        rows = [CacheRow(self, item) for item in work]
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.keys[layer].index_copy_(0, slots, k)
-            self.values[layer].index_copy_(0, slots, v)
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) -> Tensor:
+            # In some families layers have heads of different sizes; the memory is as large as the largest.
+            self.keys[layer, :, : k.shape[1], : k.shape[2]].index_copy_(0, slots, k)
+            self.values[layer, :, : v.shape[1], : v.shape[2]].index_copy_(0, slots, v)
             outputs = []
             start = 0
             for row in rows:
-                outputs.append(row.attend(layer, q[start : start + row.count]))
+                part = q[start : start + row.count]
+                plain = form is PLAIN
+                outputs.append(row.attend(layer, part) if plain else row.attend_as(layer, part, k, v, form))
                 start += row.count
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
         return attend
 
 
-class CpuRow:
+class CacheRow:
     """One sequence's part of a step: its new queries against everything it has in the cache."""
 
-    def __init__(self, cache: CpuKVCache, work: Work) -> None:
+    def __init__(self, cache: RowKVCache, work: Work) -> None:
         self.cache = cache
         self.count = work.count
         self.length = work.stop
-        self.mask = None if work.count in (1, work.stop) else causal_mask(work.count, work.stop, cache.keys.dtype)
+        self.mask: Tensor | None = None
         pages = work.sequence.pages
         first = pages[0]
         self.index: Tensor | None = None
@@ -87,8 +98,8 @@ class CpuRow:
             self.keys = cache.keys[:, None, span].transpose(2, 3).unbind(0)
             self.values = cache.values[:, None, span].transpose(2, 3).unbind(0)
         else:
-            starts = torch.tensor(pages) * PAGE_SIZE
-            self.index = (starts[:, None] + torch.arange(PAGE_SIZE)).flatten()[: self.length]
+            starts = torch.tensor(pages)[:, None] * PAGE_SIZE
+            self.index = (starts + torch.arange(PAGE_SIZE)).flatten()[: self.length].to(cache.device)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, kv heads, length, dim]: a view if the pages are consecutive, else gathered."""
@@ -105,10 +116,17 @@ class CpuRow:
             grouped = q.view(1, self.cache.shape.kv_heads, -1, q.shape[-1])
             return F.scaled_dot_product_attention(grouped, keys, values).view(1, -1)
         whole = self.count == self.length
+        if not whole and self.mask is None:
+            self.mask = causal_mask(self.count, self.length, keys.dtype)
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None], keys, values, attn_mask=self.mask, is_causal=whole, enable_gqa=True
         )
         return out[0].transpose(0, 1).reshape(self.count, -1)
+
+    def attend_as(self, layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
+        """With a form of attention, and heads of the size of `k` and `v`."""
+        keys, values = (heads[0].transpose(0, 1) for heads in self.read(layer))
+        return attend_last(q, keys[:, : k.shape[1], : k.shape[2]], values[:, : v.shape[1], : v.shape[2]], form)
 
 
 def causal_mask(count: int, length: int, dtype: torch.dtype) -> Tensor:
@@ -212,7 +230,7 @@ class RanStep:
 class Runner(ABC):
     """Runs the model with its policies."""
 
-    def __init__(self, decoder: Decoder, policies: PolicyWeights) -> None:
+    def __init__(self, decoder: LanguageModel, policies: PolicyWeights) -> None:
         self.decoder = decoder
         self.policies = policies
 
@@ -257,10 +275,10 @@ class Runner(ABC):
         """
 
 
-class CpuRunner(Runner):
-    """Runs every step with PyTorch alone, on the CPU."""
+class TorchRunner(Runner):
+    """Runs every step with PyTorch alone."""
 
-    def __init__(self, decoder: Decoder, cache: CpuKVCache, policies: PolicyWeights) -> None:
+    def __init__(self, decoder: LanguageModel, cache: RowKVCache, policies: PolicyWeights) -> None:
         super().__init__(decoder, policies)
         self.cache = cache
 
@@ -270,10 +288,23 @@ class CpuRunner(Runner):
             ids = torch.tensor([token for w in work for token in w.sequence.tokens[w.start : w.stop]])
         else:
             ids = drawn[[w.drawn_by for w in work]]
-        positions = [position for w in work for position in range(w.start, w.stop)]
-        adapt = self.policies.adapt(adapter_spans(work))
-        hidden = decoder.forward(ids, torch.tensor(positions), self.cache.attend(work), adapt)
+        hidden = self.hidden(decoder, work, ids)
         return StepLogits(decoder.logits(hidden[read_scores(decoder, work, hidden)]))
+
+    def in_pieces(self, ids: Tensor) -> Tensor:
+        """Final hidden states of a text that is read in pieces, as a long prompt and the tokens after it are."""
+        nobody = Completion(0, 0, ids.tolist(), SamplingParams(1), 0, 0, (0, 0))
+        nobody.pages = list(range(pages_for(len(ids))))
+        ends = [0, len(ids) // 2, len(ids) - 4, *range(len(ids) - 3, len(ids) + 1)]
+        pieces = [Work(nobody, start, stop - start) for start, stop in pairwise(ends)]
+        return torch.cat([self.hidden(self.decoder, [w], ids[w.start : w.stop]) for w in pieces])
+
+    def hidden(self, decoder: LanguageModel, work: Sequence[Work], ids: Tensor) -> Tensor:
+        """Final hidden states of the tokens of a step."""
+        positions = torch.tensor([position for w in work for position in range(w.start, w.stop)])
+        adapt = self.policies.adapt(adapter_spans(work))
+        device = self.cache.device
+        return decoder.forward(ids.to(device), positions.to(device), self.cache.attend(work), adapt)
 
 
 def copied(result: StepLogits) -> StepLogits:
@@ -288,7 +319,7 @@ def in_order(results: Sequence[StepLogits], order: list[int]) -> StepLogits:
     return StepLogits(logits.index_select(0, rows), torch.cat(drawn, dim=1).index_select(1, rows) if drawn else None)
 
 
-def read_scores(decoder: Decoder, work: Sequence[Work], hidden: Tensor) -> list[int]:
+def read_scores(decoder: LanguageModel, work: Sequence[Work], hidden: Tensor) -> list[int]:
     """Give scored sequences their hidden states; returns the places in the run from which tokens are drawn."""
     ends = []
     end = 0

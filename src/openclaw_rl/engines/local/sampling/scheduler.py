@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.constraints import Automaton
-from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.sampling.draw import needs_no_ranking
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.types import FinishReason, Priority, SamplingParams, ScoreRequest, Scores, TopTokens
@@ -46,7 +46,7 @@ class Scoring:
         self._targets = None if request.targets is None else np.zeros(request.targets.shape, np.float32)
 
     @torch.inference_mode()
-    def read(self, decoder: Decoder, start: int, hidden: Tensor) -> None:
+    def read(self, decoder: LanguageModel, start: int, hidden: Tensor) -> None:
         """Take the hidden states of positions `start` and after."""
         for offset in range(0, len(hidden), ROWS):
             self._read(start + offset, decoder.logits(hidden[offset : offset + ROWS]))

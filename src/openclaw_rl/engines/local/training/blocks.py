@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import ops
-from openclaw_rl.engines.local.model.decoder import Layer, Linear, Projection, Shape
+from openclaw_rl.engines.local.model.decoder import Layer, Linear, Shape
+from openclaw_rl.engines.local.model.language_model import Projection, Sizes
 from openclaw_rl.engines.local.training import gradients
 
 #: attend(queries, keys, values) with [tokens, heads, dim] each → [tokens, query heads * dim], with gradients
@@ -95,7 +96,7 @@ def block(
     return residual + project(Gated(), gate_up, layer.down, adapters.get("down"))
 
 
-def no_adapters(shape: Shape) -> list[dict[Projection, LowRank]]:
+def no_adapters(shape: Sizes) -> list[dict[Projection, LowRank]]:
     """The base model: no adapter in any layer."""
     return [{} for _ in range(shape.layers)]
 

@@ -7,20 +7,20 @@ dtype, and gradients flow through these to the masters.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import Decoder, Projection, Shape, write_tensors
-from openclaw_rl.engines.local.model.ops import activation_dtype
-from openclaw_rl.engines.local.model.policy_slots import MODULES, BadPolicy, read_adapter
+from openclaw_rl.engines.local.model.decoder import write_tensors
+from openclaw_rl.engines.local.model.language_model import Adaptable, LanguageModel, Projection, Sizes
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
 from openclaw_rl.engines.local.training.blocks import LowRank
-from openclaw_rl.engines.local.training.trainer import Policy
+from openclaw_rl.engines.local.training.trainer import DecoderInParts, Policy
+from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-
-ALL_MODULES = tuple(name for names in MODULES.values() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,11 @@ class Dropout:
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """The factors of each module, with all layers in one tensor, so that an optimiser step is a few kernels."""
+    """The factors of each module, with all its layers in one tensor, so that an optimiser step is a few kernels."""
 
-    shape: Shape
+    shape: Sizes
+    modules: tuple[Adaptable, ...]
+    """Those that are adapted."""
     rank: int
     alpha: float
     dropout: float
@@ -52,10 +54,10 @@ class LoraWeights:
     @classmethod
     def create(
         cls,
-        shape: Shape,
+        shape: Sizes,
         rank: int,
         alpha: float,
-        modules: Sequence[str] = ALL_MODULES,
+        modules: Sequence[str] = LINEAR_MODULES,
         dropout: float = 0.0,
         seed: int = 0,
         device: torch.device | None = None,
@@ -64,38 +66,36 @@ class LoraWeights:
         generator = torch.Generator().manual_seed(seed)
         a = {}
         b = {}
-        for name in fused_order(modules):
-            n_in, n_out = module_sizes(shape)[name]
+        adapted = choose_modules(shape, modules)
+        for module in adapted:
             # Kaiming's bound with a = √5.
-            bound = n_in**-0.5
-            drawn = torch.empty(shape.layers, rank, n_in).uniform_(-bound, bound, generator=generator)
-            a[name] = drawn.to(device).requires_grad_()
-            b[name] = torch.zeros(shape.layers, n_out, rank, device=device, requires_grad=True)
-        return cls(shape, rank, alpha, dropout, a, b)
+            bound = module.inputs**-0.5
+            drawn = torch.empty(len(module.paths), rank, module.inputs).uniform_(-bound, bound, generator=generator)
+            a[module.name] = drawn.to(device).requires_grad_()
+            b[module.name] = torch.zeros(len(module.paths), module.outputs, rank, device=device, requires_grad=True)
+        return cls(shape, adapted, rank, alpha, dropout, a, b)
 
     @classmethod
-    def load(cls, folder: Path, shape: Shape, device: torch.device | None = None) -> "LoraWeights":
+    def load(cls, folder: Path, shape: Sizes, device: torch.device | None = None) -> "LoraWeights":
         """Read a PEFT folder; raises BadPolicy if it does not fit the model or leaves some layers out."""
         config, tensors = read_adapter(folder)
         rank = config["r"]
         alpha = config["lora_alpha"] * (rank**0.5 if config.get("use_rslora") else 1)
         a = {}
         b = {}
-        for name in fused_order({name for _, name in tensors}):
-            factors = [tensors.get((layer, name)) for layer in range(shape.layers)]
-            n_in, n_out = module_sizes(shape)[name]
-            for layer, pair in enumerate(factors):
-                if pair is None or (pair["A"].shape, pair["B"].shape) != ((rank, n_in), (n_out, rank)):
-                    raise BadPolicy(
-                        f"{folder}: {name} of layer {layer} is missing or has the wrong size for this model"
-                    )
-            a[name], b[name] = (
-                torch.stack([pair[side].float() for pair in factors if pair]).to(device).requires_grad_()
-                for side in ("A", "B")
+        adapted = tuple(module for module in shape.adaptable if not tensors.keys().isdisjoint(module.paths.values()))
+        for module in adapted:
+            pairs = [tensors.pop(path, {}) for path in module.paths.values()]
+            sizes = {"A": (rank, module.inputs), "B": (module.outputs, rank)}
+            for path, pair in zip(module.paths.values(), pairs, strict=True):
+                if {side: tuple(factor.shape) for side, factor in pair.items()} != sizes:
+                    raise BadPolicy(f"{folder}: {path} is missing or has the wrong size for this model")
+            a[module.name], b[module.name] = (
+                torch.stack([pair[side].float() for pair in pairs]).to(device).requires_grad_() for side in ("A", "B")
             )
-        if len(tensors) != len(a) * shape.layers:
-            raise BadPolicy(f"{folder} adapts layers that this model does not have")
-        return cls(shape, rank, alpha, config.get("lora_dropout", 0.0), a, b)
+        if tensors:
+            raise BadPolicy(f"{folder} adapts {next(iter(tensors))}, which this model does not have or cannot adapt")
+        return cls(shape, adapted, rank, alpha, config.get("lora_dropout", 0.0), a, b)
 
     def complete(self) -> "LoraWeights":
         return self
@@ -104,10 +104,11 @@ class LoraWeights:
         """Write the masters as a PEFT folder."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
-        for side, stacked in (("A", self.a), ("B", self.b)):
-            for name, tensor in stacked.items():
-                for layer, factor in enumerate(tensor.detach().cpu().unbind(0)):
-                    tensors[f"base_model.model.{module_path(layer, name)}.lora_{side}.weight"] = factor.clone()
+        for module in self.modules:
+            for side, stacked in (("A", self.a), ("B", self.b)):
+                factors = stacked[module.name].detach().cpu().unbind(0)
+                for path, factor in zip(module.paths.values(), factors, strict=True):
+                    tensors[f"base_model.model.{path}.lora_{side}.weight"] = factor.clone()
         write_tensors(tensors, folder / ADAPTER_WEIGHTS)
         config = {
             "peft_type": "LORA",
@@ -117,7 +118,7 @@ class LoraWeights:
             "r": self.rank,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
-            "target_modules": list(self.a),
+            "target_modules": list(dict.fromkeys(module.target for module in self.modules)),
             "bias": "none",
             "fan_in_fan_out": False,
             "use_rslora": False,
@@ -130,69 +131,42 @@ class LoraWeights:
         """The masters, in an order that depends only on the modules."""
         return [*self.a.values(), *self.b.values()]
 
-    def decoder(self, base: Decoder) -> Decoder:
+    def decoder(self, base: LanguageModel | DecoderInParts) -> LanguageModel | DecoderInParts:
         return base
 
-    def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
-        return Policy(base, self.adapters(activation_dtype(base.embed), dropout_seed))
+    def policy(self, base: LanguageModel | DecoderInParts, dropout_seed: int | None = None) -> Policy:
+        return Policy(base, self.adapters(base.activation_dtype, dropout_seed))
 
     def adapters(self, dtype: torch.dtype, dropout_seed: int | None = None) -> list[dict[Projection, LowRank]]:
         """Each layer's factors for one forward and backward pass; without a seed there is no dropout."""
         layers: list[dict[Projection, LowRank]] = [{} for _ in range(self.shape.layers)]
-        for number, (projection, names) in enumerate(MODULES.items()):
-            present = [name for name in names if name in self.a]
-            if not present:
-                continue
+        projections = list(dict.fromkeys(module.projection for module in self.shape.adaptable))
+        for projection, grouped in groupby(self.modules, key=lambda module: module.projection):
+            modules = list(grouped)
             # Unbinding one tensor of all layers collects its gradient once instead of once per layer.
-            downs = torch.cat([self.a[name] for name in present], dim=1).to(dtype).unbind(0)
-            ups = self._ups(projection, present, dtype).unbind(0)
-            for i, (layer, down, up) in enumerate(zip(layers, downs, ups, strict=True)):
+            downs = torch.cat([self.a[module.name] for module in modules], dim=1).to(dtype).unbind(0)
+            ups = torch.cat([self._up(module, dtype) for module in modules], dim=1).unbind(0)
+            for i, down, up in zip(modules[0].paths, downs, ups, strict=True):
                 dropout = None
                 if dropout_seed is not None and self.dropout:
-                    dropout = Dropout(self.dropout, (dropout_seed * self.shape.layers + i) * len(MODULES) + number)
-                layer[projection] = LowRank(down, up, dropout)
+                    number = (dropout_seed * self.shape.layers + i) * len(projections) + projections.index(projection)
+                    dropout = Dropout(self.dropout, number)
+                layers[i][projection] = LowRank(down, up, dropout)
         return layers
 
-    def _ups(self, projection: Projection, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """[layers, modules * rank, out]: each module in its own rows and columns, so that one product adds them all."""
-        columns = module_columns(self.shape, projection)
-        width = self.shape.projection_sizes(projection)[1]
-        scaled = [(self.alpha / self.rank * self.b[name]).to(dtype).transpose(1, 2) for name in names]
-        padding = [(columns[name].start, width - columns[name].stop) for name in names]
-        return torch.cat([F.pad(up, around) for up, around in zip(scaled, padding, strict=True)], dim=1)
+    def _up(self, module: Adaptable, dtype: torch.dtype) -> Tensor:
+        """[layers, rank, width]: in the module's own columns, so that one product adds all modules."""
+        scaled = (self.alpha / self.rank * self.b[module.name]).to(dtype).transpose(1, 2)
+        return F.pad(scaled, (module.columns.start, module.width - module.columns.stop))
 
 
-def fused_order(modules: Sequence[str] | set[str]) -> list[str]:
-    """The named modules in the order in which the decoder fuses them."""
-    if unknown := sorted(set(modules) - set(ALL_MODULES)):
-        raise BadPolicy(f"{', '.join(unknown)} cannot be adapted; these can: {', '.join(ALL_MODULES)}")
-    return [name for name in ALL_MODULES if name in modules]
+def choose_modules(shape: Sizes, targets: Sequence[str]) -> tuple[Adaptable, ...]:
+    """The modules of these names, in the model's order. Raises BadPolicy.
 
-
-def module_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """(input, output) width of every module."""
-    widths = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
-    widths |= {"gate_proj": shape.intermediate, "up_proj": shape.intermediate}
-    widths |= {"o_proj": shape.hidden, "down_proj": shape.hidden}
-    return {
-        name: (shape.projection_sizes(projection)[0], widths[name])
-        for projection, names in MODULES.items()
-        for name in names
-    }
-
-
-def module_columns(shape: Shape, projection: Projection) -> dict[str, slice]:
-    """The columns of each module in a projection's fused output."""
-    sizes = module_sizes(shape)
-    columns = {}
-    start = 0
-    for name in MODULES[projection]:
-        columns[name] = slice(start, start + sizes[name][1])
-        start += sizes[name][1]
-    return columns
-
-
-def module_path(layer: int, name: str) -> str:
-    """A module's name in a Transformers model."""
-    part = "self_attn" if name in (*MODULES["qkv"], *MODULES["o"]) else "mlp"
-    return f"model.layers.{layer}.{part}.{name}"
+    All names that --lora-target-modules knows stand for all-linear: every module that can be adapted.
+    """
+    possible = list(dict.fromkeys(module.target for module in shape.adaptable))
+    wanted = possible if set(targets) == set(LINEAR_MODULES) else targets
+    if unknown := sorted(set(wanted) - set(possible)):
+        raise BadPolicy(f"{', '.join(unknown)} cannot be adapted; these can: {', '.join(possible)}")
+    return tuple(module for module in shape.adaptable if module.target in wanted)

@@ -6,15 +6,15 @@ that contain it, without a mask and without copies of keys. The results are merg
 the merged result and sum, the kernel's backward pass returns a call's part of the gradients; the parts are added.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
 from openclaw_rl.engines.local.training.blocks import PackedAttend
 from openclaw_rl.engines.local.training.packing import Segment, copied
 
@@ -182,33 +182,22 @@ class FlashKernel:
         return gradients
 
 
-def attention_by_segment(segments: Sequence[Segment]) -> PackedAttend:
-    """One call per segment and copies of the keys before it, for any device and dtype."""
+def attention_by_segment(segments: Sequence[Segment]) -> Callable[..., Tensor]:
+    """One call per segment and copies of the keys before it, for any device, dtype and form of attention."""
     lengths = [segment.stop - segment.start for segment in segments]
     paths = [
         [i for i, other in enumerate(segments) if i == own or other.stop <= segment.start < other.reach]
         for own, segment in enumerate(segments)
     ]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) -> Tensor:
         # `split`, not slices: the gradient of a slice is a tensor as long as the whole run.
         queries, keys, values = (heads.split_with_sizes(lengths) for heads in (q, k, v))
         return torch.cat(
             [
-                attend_last(query, torch.cat([keys[i] for i in path]), torch.cat([values[i] for i in path]))
+                attend_last(query, torch.cat([keys[i] for i in path]), torch.cat([values[i] for i in path]), form)
                 for query, path in zip(queries, paths, strict=True)
             ]
         )
 
     return attend
-
-
-def attend_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of the last tokens of a sequence to all of it, up to themselves."""
-    q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
-    before = k.shape[2] - q.shape[2]
-    mask = None
-    if before:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
-    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not before, enable_gqa=True)
-    return out[0].transpose(0, 1).flatten(1)

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepLost, StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, write_tensors
-from openclaw_rl.engines.local.model.placement import weight_bytes
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions
 from openclaw_rl.engines.local.training.full_weights import FullWeights
-from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.local.training.lora import LoraWeights, choose_modules
 from openclaw_rl.engines.local.training.ranks import OneRank, Ranks, whole
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.custom_loss import LossFailed, load_loss
@@ -67,7 +67,7 @@ class PolicyTrainer:
 
     def __init__(
         self,
-        decoder: "Decoder | ShardedDecoder",
+        decoder: "LanguageModel | ShardedDecoder",
         options: LearnerOptions,
         ranks: Ranks | None = None,
         sharding: "Sharding | None" = None,
@@ -96,6 +96,7 @@ class PolicyTrainer:
         elif isinstance(base, Decoder):
             self._take(FullWeights.create(base, options.model))
         else:
+            assert not isinstance(base, LanguageModel)
             weights = self._sharded_weights(base)
             weights.reset()
             self._take(weights)
@@ -107,7 +108,7 @@ class PolicyTrainer:
     @property
     def weight_bytes(self) -> int:
         """Memory of the base weights on this rank."""
-        return weight_bytes(self.decoder) if isinstance(self.decoder, Decoder) else self.decoder.weight_bytes
+        return self.decoder.weight_bytes
 
     def stop(self) -> None:
         """End the step that is being computed with StepStopped. Also called from a signal's handler."""
@@ -232,6 +233,7 @@ class PolicyTrainer:
         if self.options.rank or isinstance(self.decoder, Decoder):
             loaded = self._load_weights(folder)
             return lambda: loaded
+        assert not isinstance(self.decoder, LanguageModel)
         sharded = self._sharded_weights(self.decoder)
         parts = sharded.read(folder)
 
@@ -263,9 +265,10 @@ class PolicyTrainer:
             assert isinstance(self.decoder, Decoder)
             return FullWeights.load(folder, self.decoder, options.model)
         lora = LoraWeights.load(folder, self.decoder.shape, self.device)
-        if (lora.rank, sorted(lora.a)) != (options.rank, sorted(options.modules)):
+        if (lora.rank, lora.modules) != (options.rank, choose_modules(self.decoder.shape, options.modules)):
+            targets = sorted({module.target for module in lora.modules})
             raise BadPolicy(
-                f"it has rank {lora.rank} on {', '.join(sorted(lora.a))}: give the same "
+                f"it has rank {lora.rank} on {', '.join(targets)}: give the same "
                 "--lora-rank and --lora-target-modules, or start over with --resume-from-ckpt none"
             )
         # The scale belongs to the adapter; dropout belongs to the training.

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear, TensorFiles, load_layer
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy, map_tensors, open_model
@@ -155,6 +156,10 @@ class ShardedDecoder(nn.Module):
     def parts(self) -> Decoder:
         """This rank's part of the weights."""
         return replace(self.weights(), layers=[module.weights() for module in self.layers])
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return ops.activation_dtype(self.embed)
 
     @property
     def weight_bytes(self) -> int:

@@ -20,12 +20,15 @@ from torch.utils.checkpoint import checkpoint
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepStopped
 from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model import ops
-from openclaw_rl.engines.local.model.decoder import Decoder, Layer, Projection, Shape
-from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAttend, block, no_adapters
-from openclaw_rl.engines.local.training.packed_attention import packed_attention
+from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm
+from openclaw_rl.engines.local.model.decoder import Decoder, Layer, Shape
+from openclaw_rl.engines.local.model.language_model import LanguageModel, Projection, Sizes
+from openclaw_rl.engines.local.model.transformers_decoder import TransformersDecoder
+from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAttend, block, dropped, no_adapters
+from openclaw_rl.engines.local.training.packed_attention import attention_by_segment, packed_attention
 from openclaw_rl.engines.local.training.packing import MicroBatch, by_span, empty_batch, micro_batches, signals
 from openclaw_rl.engines.local.training.ranks import OneRank, Ranks
-from openclaw_rl.losses.logprobs import chunked_logprobs
+from openclaw_rl.losses.logprobs import chunked_logprobs, rows_in_chunk
 from openclaw_rl.losses.policy import Loss
 from openclaw_rl.types import TrainingSequence
 
@@ -47,7 +50,7 @@ def free_memory(device: torch.device) -> int:
     return usable_memory()
 
 
-def recomputed_layers(shape: Shape, tokens: int, itemsize: int, free: int, *, recorded: bool) -> int:
+def recomputed_layers(shape: Sizes, tokens: int, itemsize: int, free: int, *, recorded: bool) -> int:
     """How many layers are computed twice, so that the activations of so many tokens fit into the free memory.
 
     `recorded`: whether autograd decides what is kept.
@@ -58,7 +61,7 @@ def recomputed_layers(shape: Shape, tokens: int, itemsize: int, free: int, *, re
     return shape.layers - max(0, min(shape.layers, int(room // (kept - residual))))
 
 
-def kept_numbers(shape: Shape) -> int:
+def kept_numbers(shape: Sizes) -> int:
     """Numbers per token that a layer keeps: two residuals, the heads before and after rotation, attention, the gate."""
     heads = shape.q_size + 2 * shape.kv_size
     return 2 * shape.hidden + 2 * heads + shape.q_size + 2 * shape.intermediate
@@ -68,9 +71,11 @@ class DecoderInParts(Protocol):
     """A decoder of which each rank holds a part."""
 
     @property
-    def shape(self) -> Shape: ...
+    def shape(self) -> Sizes: ...
     @property
     def embed(self) -> Tensor: ...
+    @property
+    def activation_dtype(self) -> torch.dtype: ...
     @property
     def norm(self) -> Tensor: ...
     @property
@@ -90,7 +95,7 @@ class DecoderInParts(Protocol):
 class Policy(NamedTuple):
     """The weights of one forward pass."""
 
-    decoder: Decoder | DecoderInParts
+    decoder: LanguageModel | DecoderInParts
     adapters: list[dict[Projection, LowRank]]
     """For each layer."""
 
@@ -105,7 +110,7 @@ class TrainedWeights(Protocol):
         """For one forward and backward pass on the base weights; without a seed there is no dropout."""
         ...
 
-    def decoder(self, base: Any) -> Decoder | DecoderInParts:
+    def decoder(self, base: Any) -> LanguageModel | DecoderInParts:
         """The model that `policy` computes with."""
         ...
 
@@ -128,7 +133,7 @@ class Trainer:
 
     def __init__(
         self,
-        decoder: Decoder | DecoderInParts,
+        decoder: LanguageModel | DecoderInParts,
         weights: TrainedWeights,
         loss: Loss,
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
@@ -199,10 +204,10 @@ class Trainer:
         batches: Sequence[MicroBatch],
         compute: Callable[[int], None],
         take_part: Callable[[], None],
-        models: Sequence[Decoder | DecoderInParts],
+        models: Sequence[LanguageModel | DecoderInParts],
     ) -> None:
         """Compute the micro-batches of a pass, each on one rank. It uses these models."""
-        sharded = {id(model): model for model in models if not isinstance(model, Decoder)}.values()
+        sharded = {id(model): model for model in models if not isinstance(model, LanguageModel)}.values()
         if sharded and batches:
             stays_whole = self.ranks.all_agree(self._fit_whole(sharded, max(len(batch.ids) for batch in batches)))
             for model in sharded:
@@ -217,7 +222,7 @@ class Trainer:
             return False
         free = self._free_here() - sum(model.bytes_when_whole for model in models)
         shape = self.decoder.shape
-        itemsize = ops.activation_dtype(self.decoder.embed).itemsize
+        itemsize = self.decoder.activation_dtype.itemsize
         recorded = any(model.norm.requires_grad for model in models) and torch.is_grad_enabled()
         return recomputed_layers(shape, tokens, itemsize, free, recorded=recorded) == 0
 
@@ -267,8 +272,11 @@ class Trainer:
         if self.is_stopped:
             raise StepStopped("the step was stopped")
         decoder, adapters = policy
+        if isinstance(decoder, TransformersDecoder):
+            return self._forward_by_transformers(batch, decoder, adapters)
         if isinstance(decoder, Decoder):
             return self._forward(batch, decoder, adapters)
+        assert not isinstance(decoder, LanguageModel)
         return decoder.run(lambda weights: self._forward(batch, weights, adapters))
 
     def _forward(self, batch: MicroBatch, decoder: Decoder, adapters: list[dict[Projection, LowRank]]) -> Tensor:
@@ -276,7 +284,7 @@ class Trainer:
         angles = decoder.angles(batch.positions)
         attend = packed_attention(batch.segments, self._device, decoder.activation_dtype)
         residual = ops.embedding(batch.ids, decoder.embed)
-        recomputed = self._recomputed_layers(batch, decoder)
+        recomputed = self._recomputed_layers(batch, decoder, recorded=decoder.norm.requires_grad)
         for i, (layer, adapter) in enumerate(zip(decoder.layers, adapters, strict=True)):
             rotation = angles if shape.rotary_layers[i] else None
             rows = batch.rows if i + 1 == shape.layers else None
@@ -284,6 +292,23 @@ class Trainer:
             residual = compute(layer, residual) if isinstance(layer, Layer) else layer(compute, residual)
         hidden = ops.rms_norm(residual, decoder.norm, shape.eps)
         return chunked_logprobs(hidden, decoder.head, batch.targets)
+
+    def _forward_by_transformers(
+        self, batch: MicroBatch, decoder: TransformersDecoder, adapters: list[dict[Projection, LowRank]]
+    ) -> Tensor:
+        attend = attention_by_segment(batch.segments)
+
+        def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) -> Tensor:
+            return attend(q, k, v, form)
+
+        def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
+            adapter = adapters[layer].get(projection)
+            return y if adapter is None else y + dropped(x, adapter) @ adapter.down.t() @ adapter.up
+
+        recomputed = self._recomputed_layers(batch, decoder, recorded=True)
+        hidden = decoder.forward(batch.ids, batch.positions, attend_layer, adapt, recomputed)
+        hidden = hidden.index_select(0, batch.rows)
+        return chunked_logprobs(hidden, decoder.logits, batch.targets, rows_in_chunk(decoder.shape.vocab))
 
     def _block(
         self,
@@ -304,11 +329,10 @@ class Trainer:
         result: Tensor = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)
         return result
 
-    def _recomputed_layers(self, batch: MicroBatch, decoder: Decoder) -> int:
+    def _recomputed_layers(self, batch: MicroBatch, decoder: LanguageModel, *, recorded: bool) -> int:
         """The first layers are those: their activations would be kept the longest."""
         if not torch.is_grad_enabled():
             return 0
-        recorded = decoder.norm.requires_grad
         itemsize = decoder.activation_dtype.itemsize
         return recomputed_layers(decoder.shape, len(batch.ids), itemsize, self._free_here(), recorded=recorded)
 

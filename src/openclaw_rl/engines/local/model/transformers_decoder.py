@@ -1,0 +1,455 @@
+"""A model of any family that Transformers computes, behind the same seam as our own decoder.
+
+Transformers' modelling code computes everything but attention, which is ours: it is registered in Transformers' table
+of attention functions and asks the pass that is running. Adapters are added by hooks on the linear modules.
+
+One forward pass at the start finds out what no configuration says: which modules attend, with heads of which size, and
+which linear modules are called once per layer. Families with state outside attention are refused, because a shared
+prefix or a packed batch would be computed wrongly.
+"""
+
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from openclaw_rl.engines.local.families import has_own_decoder
+from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.model.language_model import Adapt, Adaptable, Attend, LanguageModel, Sizes
+from openclaw_rl.engines.local.model.model_config import MAX_REASON_CHARACTERS, UnsupportedModel
+from openclaw_rl.models import read_json_object
+
+#: The name of our attention in Transformers' table.
+ATTENTION = "openclaw_rl"
+#: Layers that attend, or that are computed as if they did. The others have a state outside attention.
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+#: Tokens of the pass that looks at the model, and of the text whose log-probs are compared.
+PROBE_TOKENS = 4
+COMPARED_TOKENS = 48
+#: The largest mean difference of log-probs between our attention and Transformers' own, in float32 and in 16 bits.
+MAX_GAP = 0.001
+MAX_NARROW_GAP = 0.1
+
+
+class GivenHidden(tuple[Tensor]):
+    """Hidden states as modelling code receives them: also by name, and without any of the other results."""
+
+    def __new__(cls, hidden: Tensor) -> "GivenHidden":
+        return super().__new__(cls, (hidden,))
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+class Pass(NamedTuple):
+    """A forward pass that is running."""
+
+    attend: Attend
+    adapt: Adapt | None = None
+    recomputed: int = 0
+    """So many of the first layers are computed a second time in the backward pass."""
+
+
+_running: ContextVar[Pass] = ContextVar("running")
+
+
+@contextmanager
+def running(current: Pass) -> Iterator[None]:
+    token = _running.set(current)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: object,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_others: object,
+) -> tuple[Tensor, None]:
+    """What Transformers' modelling code calls: [1, heads, tokens, dim] → [1, tokens, heads, dim]."""
+    if position_bias is not None:
+        raise UnsupportedModel("its attention adds a bias to each pair of positions, which is not computed here")
+    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    form = AttentionForm(scaling, sliding_window, softcap, s_aux)
+    attended = _running.get().attend(module.layer_idx, q, k, v, form)
+    return attended.view(1, len(q), q.shape[1], -1), None
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersSizes(Sizes):
+    """What the configuration says and one forward pass shows."""
+
+    adaptable: tuple[Adaptable, ...] = ()
+
+
+@dataclass(eq=False)
+class TransformersDecoder(LanguageModel):
+    """Weights and configuration; the modules that compute with them are made in each process that needs them."""
+
+    shape: TransformersSizes
+    config: bytes
+    """Of Transformers, pickled."""
+    names: list[tuple[str, int]]
+    """Every parameter and buffer by its name in the model, with its place in `tensors`."""
+    tensors: list[Tensor] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self.embed = next((tensor for tensor in self.tensors if getattr(tensor, "ndim", 0) > 1), self.tensors[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.shape, self.config, self.names, self.tensors)
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, attend: Attend, adapt: Adapt | None = None, recomputed: int = 0
+    ) -> Tensor:
+        """With `recomputed`, so many of the first layers are computed a second time in the backward pass."""
+        base = base_of(self.model)
+        with running(Pass(attend, adapt, recomputed)):
+            hidden: Tensor = base(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0]
+        return hidden[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        model = self.model
+        self._given.append(hidden[None])
+        try:
+            logits: Tensor = model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        finally:
+            self._given.clear()
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def eager_logits(self, ids: Tensor) -> Tensor:
+        """As Transformers computes them by itself, for a comparison."""
+        self.model.set_attn_implementation("eager")
+        try:
+            logits: Tensor = self.model(input_ids=ids[None], use_cache=False).logits[0]
+        finally:
+            self.model.set_attn_implementation(ATTENTION)
+        return logits.float()
+
+    @cached_property
+    def model(self) -> Any:
+        """Transformers' modules, with our weights, attention and hooks."""
+        with torch.device("meta"):
+            model = new_model(pickle.loads(self.config), self.activation_dtype)
+        for name, index in self.names:
+            put(model, name, self.tensors[index])
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_meta:
+                raise UnsupportedModel(f"its weights cannot be shared between processes: {name} is not among them")
+        self._given: list[Tensor] = []
+        base = base_of(model)
+        base.forward = partial(self._output, base.forward)
+        self._hook_adapters(model)
+        return model
+
+    def _output(self, compute: Any, *args: Any, **kwargs: Any) -> Any:
+        """The hidden states, or those that were given: then only the head is computed, with all that belongs to it."""
+        return GivenHidden(self._given[0]) if self._given else compute(*args, **kwargs)
+
+    def _hook_adapters(self, model: Any) -> None:
+        modules = dict(model.named_modules())
+        layers: dict[int, nn.Module] = {}
+        for adaptable in self.shape.adaptable:
+            for layer, path in adaptable.paths.items():
+                modules[path].register_forward_hook(partial(add_adapters, layer, adaptable.projection))
+                prefix = layer_prefix(path, layer)
+                assert prefix is not None
+                layers[layer] = modules[prefix]
+        for layer, module in layers.items():
+            compute: Any = module
+            compute.forward = partial(maybe_twice, layer, module.forward)
+
+
+def add_adapters(layer: int, projection: str, _module: object, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """A hook on a linear module."""
+    current = _running.get(None)
+    if current is None or current.adapt is None:
+        return output
+    x = args[0]
+    y = current.adapt(layer, projection, x.flatten(0, -2), output.flatten(0, -2))
+    return y.view(output.shape)
+
+
+def maybe_twice(layer: int, compute: Any, *args: Any, **kwargs: Any) -> Any:
+    """A layer that keeps its activations for the backward pass, or only its input."""
+    current = _running.get(None)
+    if current is None or layer >= current.recomputed or not torch.is_grad_enabled():
+        return compute(*args, **kwargs)
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        # The backward pass comes later, on CUDA in another thread.
+        with running(current):
+            return compute(*args, **kwargs)
+
+    return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def load_transformers_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> TransformersDecoder:
+    """Read a model folder with Transformers. Raises UnsupportedModel."""
+    import transformers
+
+    # What it reports about a folder is in our own sentences.
+    logs: Any = transformers.logging
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    register_attention()
+    try:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            experts_implementation=experts_for(dtype),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:
+        # Transformers raises errors of many types for folders that it cannot use; some go on for paragraphs.
+        raise UnsupportedModel(f"Transformers cannot load it: {in_short(error)}") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModel(f"the checkpoint has no tensor {missing[0]}")
+    if wrong := sorted(report["mismatched_keys"]):
+        raise UnsupportedModel(f"the checkpoint's tensor {wrong[0][0]} has another size than config.json says")
+    model.requires_grad_(False).eval().to(device)
+    shape = look_at(model)
+    tensors: list[Tensor] = []
+    names: list[tuple[str, int]] = []
+    places: dict[int, int] = {}
+    for name, tensor in all_tensors(model).items():
+        if id(tensor) not in places:
+            places[id(tensor)] = len(tensors)
+            tensors.append(tensor.data)
+        names.append((name, places[id(tensor)]))
+    return TransformersDecoder(shape, pickle.dumps(model.config), names, tensors)
+
+
+def load_language_model(folder: Path, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+    """Read a model folder for our own decoder, or else for Transformers. Raises UnsupportedModel."""
+    if has_own_decoder(read_json_object(folder / "config.json")):
+        return load_decoder(folder, dtype, device)
+    return load_transformers_decoder(folder, dtype, device)
+
+
+def check_agreement(decoder: TransformersDecoder, compute: Callable[[Tensor], Tensor], tokens: int) -> None:
+    """Compare the hidden states that `compute` returns for a short text with what Transformers computes by itself.
+
+    Raises UnsupportedModel with the numbers if the log-probs differ.
+    """
+    # Some tokens from all over the vocabulary: what they mean does not matter.
+    ids = torch.arange(1, tokens + 1, device=decoder.embed.device) * 7919 % decoder.shape.vocab
+    with torch.inference_mode():
+        rows = (decoder.logits(compute(ids)), decoder.eager_logits(ids))
+        ours, theirs = (row[:-1].log_softmax(-1).gather(1, ids[1:, None]) for row in rows)
+    gap = (ours - theirs).abs()
+    limit = MAX_GAP if decoder.activation_dtype.itemsize >= torch.float32.itemsize else MAX_NARROW_GAP
+    if not gap.mean() <= limit:
+        raise UnsupportedModel(
+            f"its log-probs of a text of {tokens} tokens differ from those of Transformers' own attention by "
+            f"{gap.mean():.4g} on average and {gap.max():.4g} at most, where {limit} on average is allowed"
+        )
+
+
+def register_attention() -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, attention)
+
+
+def new_model(config: Any, dtype: torch.dtype) -> Any:
+    """Transformers' modules for a configuration, without weights."""
+    import transformers
+
+    register_attention()
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation=ATTENTION, experts_implementation=experts_for(dtype), dtype=dtype)
+    return model.requires_grad_(False).eval()
+
+
+def experts_for(dtype: torch.dtype) -> str | None:
+    """How experts are multiplied; None: as Transformers chooses. PyTorch has no grouped product in float64."""
+    return "eager" if dtype == torch.float64 else None
+
+
+def base_of(model: Any) -> Any:
+    """The part of a model that computes hidden states."""
+    return getattr(model, model.base_model_prefix)
+
+
+def all_tensors(model: Any) -> dict[str, Tensor]:
+    """Parameters and buffers, also those that are not in a checkpoint; one that is used twice has two names."""
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    return tensors | dict(model.named_buffers(remove_duplicate=False))
+
+
+def put(model: Any, name: str, tensor: Tensor) -> None:
+    """Let a model use this memory for one of its tensors."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[leaf] = tensor
+
+
+class AttentionProbe(NamedTuple):
+    """How a layer attends, as the first pass shows it."""
+
+    path: str
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int | None
+
+
+@torch.inference_mode()
+def look_at(model: Any) -> TransformersSizes:
+    """Run a few tokens, and note who attends and which linear modules are called. Raises UnsupportedModel."""
+    paths = {module: path for path, module in model.named_modules()}
+    calls: dict[int, list[AttentionProbe]] = {}
+    products: dict[str, int] = {}
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) -> Tensor:
+        call = AttentionProbe(attending[-1], q.shape[1], k.shape[1], max(k.shape[2], v.shape[2]), form.window)
+        calls.setdefault(layer, []).append(call)
+        return attend_last(q, k, v, form)
+
+    attending: list[str] = []
+    hooks = []
+    for module, path in paths.items():
+        if type(module) is nn.Linear:
+            hooks.append(module.register_forward_hook(lambda _m, _a, _o, path=path: count(products, path)))
+        elif hasattr(module, "layer_idx"):
+            hooks.append(module.register_forward_pre_hook(lambda _m, _a, path=path: attending.append(path)))
+    ids = torch.arange(PROBE_TOKENS, device=model.device)[None]
+    try:
+        with running(Pass(attend)):
+            base_of(model)(input_ids=ids, position_ids=ids, use_cache=False)
+    except Exception as error:
+        raise UnsupportedModel(f"Transformers cannot compute it with our attention: {in_short(error)}") from error
+    for hook in hooks:
+        hook.remove()
+    return sizes_of(model, calls, [path for path, times in products.items() if times == 1])
+
+
+def count(calls: dict[str, int], path: str) -> None:
+    calls[path] = calls.get(path, 0) + 1
+
+
+def sizes_of(model: Any, calls: Mapping[int, list[AttentionProbe]], products: list[str]) -> TransformersSizes:
+    config = model.config.get_text_config()
+    layers = int(config.num_hidden_layers)
+    if sorted(calls) != list(range(layers)) or any(len(of_layer) > 1 for of_layer in calls.values()):
+        raise UnsupportedModel("some of its layers have a state outside attention, which cannot be served here yet")
+    by_layer = [calls[layer][0] for layer in range(layers)]
+    return TransformersSizes(
+        vocab=model.get_output_embeddings().weight.shape[0],
+        hidden=model.get_input_embeddings().weight.shape[1],
+        intermediate=intermediate_of(config),
+        layers=layers,
+        heads=max(call.heads for call in by_layer),
+        kv_heads=max(call.kv_heads for call in by_layer),
+        head_dim=max(call.dim for call in by_layer),
+        max_context=max_context(config, by_layer),
+        adaptable=adaptable_modules(model, by_layer, products),
+    )
+
+
+def intermediate_of(config: Any) -> int:
+    """The width of a layer's inner state, of all experts that a token uses."""
+    width = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None)
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    return int(width * experts) if isinstance(width, int) else 4 * int(config.hidden_size)
+
+
+def max_context(config: Any, calls: list[AttentionProbe]) -> int:
+    """The longest context in which what is computed does not depend on the length of the other texts in a batch."""
+    longest = int(config.max_position_embeddings)
+    kinds = getattr(config, "layer_types", None) or []
+    for kind, call in zip(kinds, calls, strict=False):
+        if kind not in ATTENDING:
+            raise UnsupportedModel(f"it has layers of type {kind}, whose state is outside attention")
+        if kind == "sliding_attention" and call.window is None:
+            longest = min(longest, int(config.sliding_window))
+        if kind == "chunked_attention":
+            longest = min(longest, int(config.attention_chunk_size))
+    if not kinds and all(call.window is None for call in calls) and getattr(config, "use_sliding_window", True):
+        longest = min(longest, getattr(config, "sliding_window", None) or longest)
+    return min(longest, *(unscaled_length(rope, longest) for rope in rotations(config)))
+
+
+def rotations(config: Any) -> list[Mapping[str, Any]]:
+    """The parameters of each kind of rotation."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return [{}, *(nested or [parameters])]
+
+
+def unscaled_length(rope: Mapping[str, Any], longest: int) -> int:
+    """Up to this length the rotation is the same for every text."""
+    if rope.get("rope_type") not in ("dynamic", "longrope"):
+        return longest
+    return int(rope.get("original_max_position_embeddings") or longest)
+
+
+def adaptable_modules(model: Any, calls: list[AttentionProbe], products: list[str]) -> tuple[Adaptable, ...]:
+    """The linear modules of the layers; in a mixture of experts those of attention only."""
+    has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
+    modules: dict[tuple[str, int, int], dict[int, str]] = {}
+    for layer, call in enumerate(calls):
+        prefix = layer_prefix(call.path, layer)
+        if prefix is None:
+            raise UnsupportedModel(f"its layers cannot be told apart by their names: {call.path}")
+        inside = f"{call.path if has_experts else prefix}."
+        for path in products:
+            if path.startswith(inside):
+                linear = model.get_submodule(path)
+                key = (path.removeprefix(f"{prefix}."), linear.in_features, linear.out_features)
+                modules.setdefault(key, {})[layer] = path
+    if not modules:
+        raise UnsupportedModel("none of its layers has a linear module that an adapter could change")
+    names = [name for name, _, _ in modules]
+    return tuple(
+        Adaptable(key, key, inputs, outputs, slice(0, outputs), outputs, paths)
+        for (name, inputs, outputs), paths in modules.items()
+        # The same name with several sizes is several modules.
+        for key in [name if names.count(name) == 1 else f"{inputs}x{outputs}.{name}"]
+    )
+
+
+def layer_prefix(path: str, layer: int) -> str | None:
+    """The name of the layer that a module belongs to: up to the number of the layer."""
+    found = re.match(rf"(?:.*?\.)?{layer}(?=\.)", path)
+    return found.group() if found else None
+
+
+def in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
