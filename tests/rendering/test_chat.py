@@ -373,6 +373,13 @@ class TestTemplates:
             with pytest.raises(ChatError, match=name):
                 renderer.text([user("Hello")], (), {name: "x"})
 
+    def test_a_missing_template_is_said_if_the_tokenizer_does_not_know_chatml(
+        self, tiny_model: Path, folder_with: ChangeFolder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tokenizer = (tiny_model / "tokenizer.json").read_text().replace("<|im_start|>", "<start_of_turn>")
+        ChatRenderer(folder_with(chat_template=None, tokenizer=tokenizer))
+        assert "has no chat template, and its tokenizer does not know ChatML" in caplog.text
+
     def test_without_a_template_it_is_chatml(self, folder_with: ChangeFolder) -> None:
         renderer = ChatRenderer(folder_with(chat_template=None))
         assert renderer.text([{"role": "system", "content": "Be brief."}, user("Hello")]) == (

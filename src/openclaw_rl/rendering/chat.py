@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from jinja2.utils import Namespace
 
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.tokenizer import ChatTokenizer, Detokenizer, TooLong
+
+log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 
@@ -99,6 +102,12 @@ class ChatRenderer:
             self.template = ChatTemplate(self.tokenizer.template or CHATML)
         except TemplateSyntaxError as error:
             raise BadModelFolder(f"The chat template in {folder} is broken: {error}.") from None
+        if not self.tokenizer.template and self.tokenizer.backend.token_to_id("<|im_start|>") is None:
+            log.warning(
+                "%s has no chat template, and its tokenizer does not know ChatML, which is used instead: put its "
+                "chat_template.jinja there, or expect poor answers.",
+                folder,
+            )
         self._supports_tools = self._template_shows_tools()
 
     def text(
