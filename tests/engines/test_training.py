@@ -99,7 +99,7 @@ def test_gradients_through_transformers_code_are_those_of_peft(family: str, tmp_
     """Packed with shared beginnings here, one span at a time there; in float64, except for norms of some families."""
     save_random(TRANSFORMERS_FAMILIES[family], tmp_path / "model")
     decoder = load_language_model(tmp_path / "model", torch.float64, CPU)
-    check_against_peft(decoder, tmp_path, PolicyLoss("ppo", kl_coef=0.1), 1e-5)
+    check_against_peft(decoder, tmp_path, PolicyLoss("ppo", kl_coef=0.1), 5e-5)
 
 
 def check_against_peft(decoder: LanguageModel, folder: Path, loss: PolicyLoss, tolerance: float) -> None:

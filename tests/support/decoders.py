@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     ApertusConfig,
+    ArceeConfig,
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
     DeepseekV3Config,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4Config,
@@ -25,6 +28,8 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     HeliumConfig,
+    HunYuanDenseV1Config,
+    Llama4TextConfig,
     LlamaConfig,
     Ministral3Config,
     MinistralConfig,
@@ -109,12 +114,25 @@ TRANSFORMERS_FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3-moe": Qwen3MoeConfig(**HEADS, **EXPERTS, num_experts=4),
     "phi3": Phi3Config(**OTHERS, sliding_window=24),
     "gemma3": Gemma3TextConfig(**HEADS, **WINDOW, query_pre_attn_scalar=8, rope_parameters=BY_KIND),
+    "gemma3-vision": Gemma3Config(
+        text_config=Gemma3TextConfig(**HEADS, **WINDOW, query_pre_attn_scalar=8).to_dict(),
+        vision_config={
+            **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+            **{"image_size": 28, "patch_size": 14},
+        },
+    ),
+    # Its last two layers attend to the keys of earlier ones.
     "gemma4": Gemma4TextConfig(
-        **HEADS,
-        **{**WINDOW, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        **{**HEADS, "num_hidden_layers": 4},
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 2,
         global_head_dim=32,
-        num_kv_shared_layers=0,
-        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=200,
+    ),
+    "llama4": Llama4TextConfig(
+        **HEADS, intermediate_size_mlp=48, num_local_experts=2, num_experts_per_tok=1, attention_chunk_size=192
     ),
     "mixtral": MixtralConfig(**OTHERS, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "qwen2-moe": Qwen2MoeConfig(
@@ -151,6 +169,9 @@ TRANSFORMERS_FAMILIES: dict[str, PreTrainedConfig] = {
     "nemotron": NemotronConfig(**HEADS, partial_rotary_factor=0.5),
     "exaone4": Exaone4Config(**OTHERS, **WINDOW),
     "seed-oss": SeedOssConfig(**HEADS),
+    "arcee": ArceeConfig(**OTHERS),
+    "ernie4.5": Ernie4_5Config(**HEADS),
+    "hunyuan": HunYuanDenseV1Config(**HEADS),
     "apertus": ApertusConfig(**OTHERS),
     "phi": PhiConfig(**OTHERS, partial_rotary_factor=0.5),
     "gpt-neox": GPTNeoXConfig(**OTHERS),

@@ -88,9 +88,12 @@ def attention(
     """What Transformers' modelling code calls: [1, heads, tokens, dim] → [1, tokens, heads, dim]."""
     if position_bias is not None:
         raise UnsupportedModel("its attention adds a bias to each pair of positions, which is not computed here")
+    current = _running.get(None)
+    if current is None:
+        raise UnsupportedModel("its attention cannot be set back to Transformers' own, for a comparison")
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     form = AttentionForm(scaling, sliding_window, softcap, s_aux)
-    attended = _running.get().attend(module.layer_idx, q, k, v, form)
+    attended = current.attend(module.layer_idx, q, k, v, form)
     return attended.view(1, len(q), q.shape[1], -1), None
 
 
@@ -301,7 +304,8 @@ def experts_for(dtype: torch.dtype) -> str | None:
 
 def base_of(model: Any) -> Any:
     """The part of a model that computes hidden states."""
-    return getattr(model, model.base_model_prefix)
+    # In Llama 4 the language model is not where the prefix says.
+    return getattr(model, model.base_model_prefix, None) or model.model
 
 
 def all_tensors(model: Any) -> dict[str, Tensor]:
