@@ -1,6 +1,6 @@
 """Small random models of many families, and the attention to run our own decoder with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +181,9 @@ TRANSFORMERS_FAMILIES: dict[str, PreTrainedConfig] = {
 CORE = ("gemma2", "gpt-oss", "gemma4")
 
 
-def core_and_more(families: Iterable[str]) -> list[Any]:
+def core_and_more(families: Iterable[str], core: Sequence[str] = CORE) -> list[Any]:
     """All families as parameters of a test, those beyond the core for `make test-more`."""
-    return [pytest.param(name, marks=() if name in CORE else pytest.mark.more) for name in families]
+    return [pytest.param(name, marks=() if name in core else pytest.mark.more) for name in families]
 
 
 def save_random(config: PreTrainedConfig, folder: Path) -> Path:
