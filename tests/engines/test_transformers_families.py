@@ -19,7 +19,11 @@ from openclaw_rl.engines.local.model import transformers_decoder
 from openclaw_rl.engines.local.model.attention import PLAIN
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.shared_weights import share, take_up
-from openclaw_rl.engines.local.model.transformers_decoder import TransformersDecoder, load_transformers_decoder
+from openclaw_rl.engines.local.model.transformers_decoder import (
+    TransformersDecoder,
+    load_language_model,
+    load_transformers_decoder,
+)
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, PolicyLoaded, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
@@ -140,11 +144,15 @@ def test_layers_that_are_computed_twice_give_the_same_gradients(gemma: Path) -> 
 def test_a_model_whose_attention_differs_is_refused_with_the_numbers(
     gemma: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = load_transformers_decoder(gemma, torch.float32, CPU)
+    decoder = load_language_model(gemma, torch.float32, CPU, compare=True)
+    assert isinstance(decoder, TransformersDecoder)
     make_worker(decoder, gemma)
     monkeypatch.setattr(transformers_decoder, "AttentionForm", lambda *_form: PLAIN)
-    with pytest.raises(UnsupportedModel, match=r"differ .* by 0\.\d+ on average and \d\.\d+ at most, where 0\.001"):
+    numbers = r"differ .* by 0\.\d+ on average and \d\.\d+ at most, where 0\.001"
+    with pytest.raises(UnsupportedModel, match=numbers):
         make_worker(decoder, gemma)
+    with pytest.raises(UnsupportedModel, match=numbers):
+        load_language_model(gemma, torch.float32, CPU, compare=True)
 
 
 def test_a_decoder_can_be_pickled_without_its_modules(gemma: Path) -> None:

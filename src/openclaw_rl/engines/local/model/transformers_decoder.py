@@ -255,11 +255,26 @@ def load_transformers_decoder(folder: Path, dtype: torch.dtype, device: torch.de
     return TransformersDecoder(shape, pickle.dumps(model.config), names, tensors)
 
 
-def load_language_model(folder: Path, dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """Read a model folder for our own decoder, or else for Transformers. Raises UnsupportedModel."""
+def load_language_model(
+    folder: Path, dtype: torch.dtype, device: torch.device, *, compare: bool = False
+) -> LanguageModel:
+    """Read a model folder for our own decoder, or else for Transformers. Raises UnsupportedModel.
+
+    With `compare`, a model that Transformers computes is compared with its own attention, as a sampler does it anyway.
+    """
     if has_own_decoder(read_json_object(folder / "config.json")):
         return load_decoder(folder, dtype, device)
-    return load_transformers_decoder(folder, dtype, device)
+    decoder = load_transformers_decoder(folder, dtype, device)
+    if compare:
+        tokens = min(COMPARED_TOKENS, decoder.shape.max_context)
+        positions = torch.arange(tokens, device=device)
+        check_agreement(decoder, lambda ids: decoder.forward(ids, positions, attend_alone), tokens)
+    return decoder
+
+
+def attend_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) -> Tensor:
+    """Attention in a run that is one sequence."""
+    return attend_last(q, k, v, form)
 
 
 def check_agreement(decoder: TransformersDecoder, compute: Callable[[Tensor], Tensor], tokens: int) -> None:

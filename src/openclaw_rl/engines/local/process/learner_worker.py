@@ -74,7 +74,7 @@ def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrain
     if shared is not None:
         return PolicyTrainer(shared, options)
     device, dtype = placement(options.device, options.dtype, options.cpu_dtype)
-    return PolicyTrainer(load_language_model(options.model, dtype, device), options)
+    return PolicyTrainer(load_language_model(options.model, dtype, device, compare=True), options)
 
 
 def answer(trainer: PolicyTrainer, call: TrainerCall) -> LearnerReport:

@@ -40,7 +40,8 @@ def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, sha
     """Load the model, or this rank's part of it; `shared` are the weights that a sampler shares with this device."""
     whole = take_up(shared) if shared else None
     if not ranks.place.shards:
-        return PolicyTrainer(whole or load_language_model(options.model, dtype, ranks.device), options, ranks)
+        model = whole or load_language_model(options.model, dtype, ranks.device, compare=True)
+        return PolicyTrainer(model, options, ranks)
     from openclaw_rl.engines.local.training.sharded import Sharding
 
     sharding = Sharding(ranks)
