@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.cli import main
 from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.models import ModelNotFound, fetch_model, fetch_tokenizer, find_model
+from support.tiny_models import save_tiny_gemma
 
 
 def changed(model: Path, folder: Path, **changes: object) -> Path:
@@ -43,6 +45,20 @@ def test_a_model_that_the_local_engine_cannot_run_is_found_for_others(
         runnable(folder)
     name = str(folder)
     assert find_model(name, tmp_path) == fetch_model(name, tmp_path) == fetch_tokenizer(name, tmp_path) == folder
+
+
+def test_dry_run_says_what_a_family_can_do_and_refuses_what_it_cannot(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_gemma(tiny_model, tmp_path / "gemma")
+    flags = ["serve", "--dry-run", "--no-environment", "--model-name", str(model), "--run-dir", str(tmp_path / "run")]
+    assert main(flags) == 0
+    shown = capsys.readouterr().out
+    assert "Gemma2ForCausalLM is computed by the code of Transformers" in shown
+    assert "Prefix cache: yes." in shown
+    for option in (["--lora-rank", "0"], ["--learner-ranks", "2", "--shard-weights"]):
+        assert main([*flags, *option]) == 2
+        assert "needs a model of our own decoder" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_model_is_refused_for_every_engine(tiny_model: Path, tmp_path: Path) -> None:
