@@ -12,10 +12,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from openclaw_rl.cli import main
 from openclaw_rl.engines.local.gguf_export import GgufExport
@@ -272,6 +279,22 @@ def test_what_llama_cpp_would_compute_in_another_way_is_refused_in_a_sentence(
     with pytest.raises(UserError, match=reason):
         GgufExport(model, None, "f32").write_model(tmp_path / "model.gguf", "mine")
     assert not (tmp_path / "model.gguf").exists()
+
+
+def test_a_family_that_cannot_be_written_is_refused_by_the_command(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    config = GraniteConfig(**LlamaConfig.from_pretrained(tiny_model).to_dict() | {"model_type": "granite"})
+    GraniteForCausalLM(config).save_pretrained(model)
+    adapter = tmp_path / "adapter"
+    get_peft_model(GraniteForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"])).save_pretrained(
+        adapter
+    )
+    for checkpoint in (model, adapter):
+        assert gguf_command(model, checkpoint, tmp_path / "out", "--gguf", "f16") == 2
+        assert "GraniteForCausalLM cannot be written as GGUF; these can: LlamaForCausalLM" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_without_a_name_in_llama_cpp_is_refused(tiny_model: Path, tmp_path: Path) -> None:

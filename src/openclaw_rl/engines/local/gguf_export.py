@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from openclaw_rl.engines.local.families import family_of
 from openclaw_rl.engines.local.gguf_tokens import add_tokenizer
 from openclaw_rl.engines.local.merge import FittingAdapter, weight_shapes
 from openclaw_rl.engines.local.model.decoder import TensorFiles, check_tied
 from openclaw_rl.engines.local.model.model_config import ModelConfig, UnsupportedModel, read_model_config
 from openclaw_rl.errors import UserError
+from openclaw_rl.models import read_json_object
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 #: The types of weights that can be written, and what llama.cpp calls a file of them.
@@ -79,6 +81,9 @@ class GgufExport:
         self.folder = folder
         self.adapter = adapter
         self.kind, self.file_type = TYPES[kind]
+        family = family_of(read_json_object(folder / "config.json"))
+        if family not in ARCHITECTURES:
+            raise UserError(f"A {family} cannot be written as GGUF; these can: {', '.join(ARCHITECTURES)}.")
         try:
             self.config = read_model_config(folder)
             self.files = TensorFiles(folder, torch.float32, torch.device("cpu"))
@@ -87,7 +92,7 @@ class GgufExport:
             self.frequencies = self.config.rotary_frequencies(folder, torch.device("cpu"))
         except UnsupportedModel as error:
             raise UserError(f"{folder} cannot be written as GGUF: {error}.") from None
-        self.architecture = ARCHITECTURES[self.config.family]
+        self.architecture = ARCHITECTURES[family]
         self.names = gguf.get_tensor_name_map(self.architecture, self.config.num_hidden_layers)
         check_layers(folder, self.config)
 
