@@ -79,6 +79,26 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
 
 
 @pytest.mark.more
+def test_a_demo_of_a_wish_corrects_answers_and_lets_the_model_practise(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "LONG_EXAM", 4)
+    out = tmp_path / "demo"
+    line = ["demo", "--wish", "chef", "--out", str(out), "--model-name", str(tiny_model), "--minutes", "3"]
+    assert main([*line, "--", "--kv-cache-gib", "0.2", "--no-guard"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    # The tiny model cannot keep a wish, so there is nothing to practise.
+    assert "practice stopped: this model keeps to it in 0 of 96 answers; a larger model may" in shown
+    assert "<svg" in (out / "index.html").read_text()
+    results = json.loads((out / "results.json").read_text())
+    (held,) = results["trials"]
+    assert (held["persona"], held["first_replies"], len(held["exams"])) == ("chef", [False, False], 2)
+    assert held["with_notes"]["answers"][0]["answer"] != held["exams"][0]["answers"][0]["answer"]
+    again = build_parser().parse_args(shlex.split(results["command"])[1:])
+    assert again.wish == "chef"
+
+
+@pytest.mark.more
 def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     tiny_model: Path,
     adapters: list[Path],

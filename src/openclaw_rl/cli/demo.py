@@ -30,6 +30,13 @@ def add(commands: Any) -> None:
         help=f"who talks to it: {', '.join(BUILT_IN)}, all, or the path of a TOML file (default: brief)",
     )
     parser.add_argument(
+        "--wish",
+        metavar="NAME",
+        default="",
+        help="instead, somebody who corrects two answers, after which the model practises what they wished: pirate, "
+        "chef or another of 'openclaw-rl wishes', or the path of a TOML file",
+    )
+    parser.add_argument(
         "--minutes",
         type=float,
         default=9.0,

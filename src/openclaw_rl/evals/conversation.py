@@ -63,6 +63,11 @@ def questions(persona: str | None = None, split: Split | None = None, seed: int 
     return chosen
 
 
+def cycled(pool: Sequence[EvalQuestion], start: int, count: int) -> list[EvalQuestion]:
+    """`count` questions from `start` on, beginning again at the end of the pool."""
+    return [pool[i % len(pool)] for i in range(start, start + count)]
+
+
 @cache
 def all_questions() -> tuple[EvalQuestion, ...]:
     """Every question, in the order of the file."""

@@ -33,6 +33,7 @@ from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.summary import Summary, exams, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
+from openclaw_rl.evals.wishes.wish import load as load_wish
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.lab.commands import first, stoppable
 from openclaw_rl.lab.server import ServerFailed
@@ -49,6 +50,8 @@ from openclaw_rl.types import ScoreRequest
 SERVER_FLAGS = ("--preset", PERSONAL, "--kv-cache-gib", "1", "--save-interval", "8")
 #: Where a demo is written without `--out`.
 DEFAULT_OUT = Path("runs/demo")
+#: The number of policy versions between two examinations. Practice makes more of them in the same time.
+EXAM_EVERY, EXAM_EVERY_PRACTISED = 4, 8
 #: Answers scored at the same time, and the size of the cache for their keys and values.
 MAX_CONCURRENT_ANSWERS, CACHE_GIB = 8, 1.0
 
@@ -88,6 +91,10 @@ def finish(
     write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
     for outcome in outcomes:
+        if outcome.practice:
+            console.print(
+                f"{outcome.plan.run_dir.name}: {outcome.practice}.", markup=False, highlight=False, soft_wrap=True
+            )
         if untrained := not_trained(outcome):
             console.print(f"{outcome.plan.run_dir.name}: {untrained}", markup=False, highlight=False, soft_wrap=True)
         if unread := not_understood(outcome.plan):
@@ -98,7 +105,7 @@ def finish(
 
 def not_trained(outcome: TrialOutcome) -> str:
     """That no step was made, or that turns wait for one, and what to do; empty if all that was said was learned."""
-    if not outcome.is_complete:
+    if not outcome.is_complete or outcome.practice:
         return ""
     made_none = "" if outcome.exams[-1].version else "No training step was made, so nothing has changed. "
     left = f"{outcome.left}. " if outcome.left else ""
@@ -127,7 +134,9 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
     if bool(options.user_base_url) != bool(options.user_model):
         raise ConfigError("--user-base-url and --user-model must be given together, or neither.")
     methods = METHODS if options.methods == "all" else (options.methods,)
-    personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
+    wish = load_wish(options.wish) if options.wish else None
+    names = BUILT_IN if options.persona == "all" else (options.persona,)
+    personas = [wish.persona] if wish else [load(name) for name in names]
     model = ("--model-name", machine.model_name) if machine.model_name else ()
     plans = []
     for method in methods:
@@ -150,6 +159,8 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
                         user_url=options.user_base_url,
                         user_model=options.user_model,
                         user_key=os.environ.get(USER_KEY, ""),
+                        wish=wish,
+                        exam_every=EXAM_EVERY_PRACTISED if wish else EXAM_EVERY,
                     )
                 )
     return plans
@@ -264,7 +275,8 @@ def exam_data(exam: Exam) -> dict[str, Any]:
 
 def command_line(machine: Machine, options: argparse.Namespace) -> str:
     """The command that repeats this demo, without the passwords of URLs."""
-    words = ["openclaw-rl", "demo", "--method", options.methods, "--persona", options.persona]
+    person = ["--wish", options.wish] if options.wish else ["--persona", options.persona]
+    words = ["openclaw-rl", "demo", "--method", options.methods, *person]
     words += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
     # The server's options that `demo` also takes, where they differ from the defaults.
     words += machine.typed

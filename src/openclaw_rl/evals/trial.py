@@ -11,9 +11,20 @@ from typing import Any, Protocol
 
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.evals.chat import Chat
-from openclaw_rl.evals.conversation import EvalQuestion, ModelUser, ScriptedUser, Transcript, User, hold, questions
+from openclaw_rl.evals.conversation import (
+    EvalQuestion,
+    ModelUser,
+    ScriptedUser,
+    Transcript,
+    User,
+    cycled,
+    hold,
+    questions,
+)
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import Persona
+from openclaw_rl.evals.wishes.measurement import CORRECTIONS, practised, taught_questions
+from openclaw_rl.evals.wishes.wish import EvalWish
 from openclaw_rl.lab.commands import waiting_turns
 from openclaw_rl.lab.server import RunningServer, run_server
 from openclaw_rl.methods.registry import find_method
@@ -34,6 +45,8 @@ MAX_SETTLE_SECONDS = 180.0
 MOST_UNJUDGED = PEOPLE
 #: How long the first sessions wait until everything is judged.
 JUDGE_SECONDS = 30.0
+#: What a trial of a wish is called in place of its method.
+PRACTICE = "practice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +69,13 @@ class TrialPlan:
     """The OpenAI-compatible address of a model that plays the person."""
     user_model: str = ""
     user_key: str = ""
+    wish: EvalWish | None = None
+    """The persona's, if it has one. Then the person corrects two answers, and the model practises."""
 
     @property
     def label(self) -> str:
         """The method's name; of one's own method in a file, without folders."""
-        return Path(self.method).name
+        return PRACTICE if self.wish else Path(self.method).name
 
     @property
     def uses_notes(self) -> bool:
@@ -105,6 +120,8 @@ class TrialOutcome:
     """The last policy with the person's notes in its prompt, if the method uses notes."""
     left: str = ""
     """That turns wait, if no step was made at all or the last one not in time; else empty."""
+    practice: str = ""
+    """How practice ended, if there was one."""
     is_complete: bool = False
     """Whether the trial came to its end; one that was stopped has what was measured until then."""
 
@@ -171,9 +188,32 @@ class Trial:
             self.outcome.sessions.sort(key=lambda held: held.number)
 
     async def _run(self) -> None:
-        held_out = questions(self.plan.persona.name, "held-out", self.plan.seed)
-        await self._examine(0, cycled(held_out, 0, LONG_EXAM))
+        plan = self.plan
+        if plan.wish:
+            held_out = plan.wish.questions("held-out", plan.seed)
+        else:
+            held_out = questions(plan.persona.name, "held-out", plan.seed)
+        asked = cycled(held_out, 0, LONG_EXAM)
+        await self._examine(0, asked)
         self._began = time.monotonic()
+        if plan.wish:
+            await self._teach(plan.wish)
+            await self._note_exam(0, asked)
+            await self._practise(cycled(held_out, 0, SHORT_EXAM))
+        else:
+            await self._converse(held_out)
+        last = await self._last_version()
+        await self._examine(last, asked)
+        if plan.uses_notes and not plan.wish:
+            await self._note_exam(last, asked)
+
+    async def _note_exam(self, version: int, asked: Sequence[EvalQuestion]) -> None:
+        """Examine a policy with the person's notes."""
+        self.outcome.noted = await self._exam(version, asked, notes=True)
+        self._record(self.outcome.noted, f"{self.plan.persona.name}, with notes")
+
+    async def _converse(self, held_out: Sequence[EvalQuestion]) -> None:
+        """Let people talk, and examine as the policy changes."""
         self._open.set()
         # If one task fails, the group cancels the others and raises the error.
         async with asyncio.TaskGroup() as tasks:
@@ -183,11 +223,32 @@ class Trial:
                 for _ in range(PEOPLE - 1):
                     people.create_task(self._join())
             polling.cancel()
-        last, asked = await self._last_version(), cycled(held_out, 0, LONG_EXAM)
-        await self._examine(last, asked)
-        if self.plan.uses_notes:
-            self.outcome.noted = await self._exam(last, asked, notes=True)
-            self._record(self.outcome.noted, f"{self.plan.persona.name}, with notes")
+
+    async def _teach(self, wish: EvalWish) -> None:
+        """Let the person ask, and write the answers that they wanted in place of the first that displease."""
+        corrected = 0
+        for number, question in enumerate(taught_questions(wish, self.plan.seed)):
+            conversation = await self._hold(number, [question], turns=1)
+            if not conversation.first_passed:
+                await self.chat.correct(conversation.exchanges[0].answer_id, wish.corrections[question.text])
+                corrected += 1
+            await self._judge_catches_up()
+            self.watch.talking(self.outcome, self.seconds, f"{corrected} answers were corrected")
+            if corrected == CORRECTIONS:
+                break
+        if not await self.chat.notes():
+            await self.chat.note(wish.note, " ".join(sorted(wish.scope)))
+
+    async def _practise(self, held_out: Sequence[EvalQuestion]) -> None:
+        """Let the model practise what was wished until it ends or the time is up, and examine it meanwhile."""
+        examined = 0
+        async for practices in practised(self.plan.run_dir, 60 * self.plan.minutes - self.seconds):
+            made = sum(one.made for one in practices)
+            self.outcome.practice = "; ".join(f"note {one.note} {one.words}" for one in practices)
+            self.watch.talking(self.outcome, self.seconds, self.outcome.practice)
+            if made >= examined + self.plan.exam_every:
+                examined = made
+                await self._examine(made, held_out)
 
     @property
     def seconds(self) -> float:
@@ -223,17 +284,22 @@ class Trial:
                 self._joined.set()
             if over:
                 return
-            seed = 1_000_000 * plan.seed + 100 * number
-            conversation = await hold(
-                self.chat,
-                self._user(seed),
-                self._questions(number),
-                session=f"{plan.label}-{plan.seed}-{number}",
-                turns=TURNS,
-                max_tokens=plan.persona.longest_answer,
-                seed=seed,
-            )
-            self.outcome.sessions.append(HeldSession(number, self.seconds, conversation))
+            await self._hold(number, self._questions(number), TURNS)
+
+    async def _hold(self, number: int, asked: Sequence[EvalQuestion], turns: int) -> Transcript:
+        plan = self.plan
+        seed = 1_000_000 * plan.seed + 100 * number
+        conversation = await hold(
+            self.chat,
+            self._user(seed),
+            asked,
+            session=f"{plan.label}-{plan.seed}-{number}",
+            turns=turns,
+            max_tokens=plan.persona.longest_answer,
+            seed=seed,
+        )
+        self.outcome.sessions.append(HeldSession(number, self.seconds, conversation))
+        return conversation
 
     async def _judge_catches_up(self) -> None:
         began = time.monotonic()
@@ -304,11 +370,6 @@ class Trial:
             notes=notes,
         )
         return Exam(version, seconds, sessions, answers)
-
-
-def cycled(pool: Sequence[EvalQuestion], start: int, count: int) -> list[EvalQuestion]:
-    """`count` questions from `start` on, beginning again at the end of the pool."""
-    return [pool[i % len(pool)] for i in range(start, start + count)]
 
 
 def is_learning(state: Mapping[str, Any]) -> bool:

@@ -5,13 +5,13 @@ People who have nothing to do with each other are different owners on the server
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from openclaw_rl.evals.chat import Chat
-from openclaw_rl.evals.conversation import EvalQuestion, ScriptedUser, hold
+from openclaw_rl.evals.conversation import EvalQuestion, ScriptedUser, cycled, hold
 from openclaw_rl.evals.examination import ExamAnswer, examine
-from openclaw_rl.evals.trial import cycled
 from openclaw_rl.evals.wishes.wish import EvalWish
 from openclaw_rl.lab.server import RunningServer
 from openclaw_rl.lab.statistics import Interval, proportion_of_trials, sessions_until_adherence
@@ -123,17 +123,9 @@ class WishMeasurement:
         before, *_ = EXAMS
         await self._examine(before, SHOWN, notes=False)
         await self._examine_corrections()
-        with open_ledger(self.server.run_dir) as db:
-            with transaction(db):
-                wanted = [practices.request(db, note.number) for note in of_owner(db)]
-            began = time.monotonic()
-            while time.monotonic() - began < PRACTICE_SECONDS:
-                self.outcome.practices = [practices.load(db, one.number) for one in wanted]
-                if all(one.state in ENDED_PRACTICE for one in self.outcome.practices):
-                    break
-                made = sum(one.made for one in self.outcome.practices)
-                self.advance(f"{self.wish.name}: practice, {made} steps")
-                await asyncio.sleep(PRACTICE_POLL_SECONDS)
+        async for found in practised(self.server.run_dir, PRACTICE_SECONDS):
+            self.outcome.practices = found
+            self.advance(f"{self.wish.name}: practice, {sum(one.made for one in found)} steps")
         await self._examine(PRACTISED, SHOWN, notes=False)
         return self.outcome
 
@@ -156,10 +148,7 @@ class WishMeasurement:
     async def _examine_corrections(self) -> None:
         """Examine the model after one and after two corrections of answers that displeased."""
         chat, (_, _, *left) = self.people[SHOWN], EXAMS
-        asked = cycled(
-            self.wish.questions("train", self.plan.seed)[: len(self.wish.corrections)], 0, MAX_TEACHING_SESSIONS
-        )
-        for number, question in enumerate(asked):
+        for number, question in enumerate(taught_questions(self.wish, self.plan.seed)):
             if await self._hold_session(SHOWN, number, question, corrects=True):
                 continue
             if not self.outcome.corrections:
@@ -235,6 +224,30 @@ class WishMeasurement:
         inside, outside = self.plan.inside(self.wish), self.plan.outside(self.wish)
         self.outcome.exams[name] = WishExam(await ask(inside), await ask(outside))
         self.advance(f"{self.wish.name}: examined, {name}")
+
+
+def taught_questions(wish: EvalWish, seed: int) -> list[EvalQuestion]:
+    """Those that a person asks who waits for an answer to correct."""
+    return cycled(wish.questions("train", seed)[: len(wish.corrections)], 0, MAX_TEACHING_SESSIONS)
+
+
+async def practised(run_dir: Path, seconds: float) -> AsyncIterator[list[Practice]]:
+    """Ask a server to practise all notes, and tell how far it is until it has ended; after `seconds` it is stopped."""
+    with open_ledger(run_dir) as db:
+        with transaction(db):
+            wanted = [practices.request(db, note.number) for note in of_owner(db)]
+        end = time.monotonic() + seconds
+        while True:
+            found = [practices.load(db, one.number) for one in wanted]
+            yield found
+            under_way = [one for one in found if one.state not in ENDED_PRACTICE]
+            if not under_way:
+                return
+            if time.monotonic() > end:
+                with transaction(db):
+                    for one in under_way:
+                        practices.stop(db, one.note)
+            await asyncio.sleep(PRACTICE_POLL_SECONDS)
 
 
 def _share(answers: Sequence[ExamAnswer], holds: Callable[[ExamAnswer], bool]) -> Interval:
