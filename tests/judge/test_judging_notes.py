@@ -9,8 +9,8 @@ import pytest
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, VersionGone
 from openclaw_rl.judge.judges.base import Opinion
 from openclaw_rl.judge.loop import wishes_around
-from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes
+from openclaw_rl.judge.teacher import NoteDistiller
 from openclaw_rl.ledger import notes, turns, verdicts
 from openclaw_rl.methods.base import NO_BASELINE, NoSignal
 from openclaw_rl.types import (

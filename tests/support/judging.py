@@ -12,8 +12,7 @@ from openclaw_rl.judge.judges.base import Breaker, Case, Judge, JudgePanel, Opin
 from openclaw_rl.judge.judges.feedback import Explicit
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
-from openclaw_rl.judge.note_distiller import NoteDistiller
-from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.judge.teacher import NoteDistiller, Teacher
 from openclaw_rl.ledger.turns import set_next_state
 from openclaw_rl.types import Source
 from support.judge_server import JudgeServer

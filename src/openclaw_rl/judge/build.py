@@ -17,9 +17,8 @@ from openclaw_rl.judge.judges.custom import NAMES, OPTION, CustomJudge
 from openclaw_rl.judge.judges.feedback import Explicit, FeedbackReader
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
-from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.options import JudgeOptions
-from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.judge.teacher import NoteDistiller, Teacher
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.methods.base import Method

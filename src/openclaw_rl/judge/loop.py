@@ -22,10 +22,9 @@ from openclaw_rl.judge.judges.base import (
     words_around,
 )
 from openclaw_rl.judge.judges.llm import LlmJudge
-from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes, ready, split_wanted
 from openclaw_rl.judge.rules.kept import keeps
-from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.judge.teacher import NoteDistiller, Teacher
 from openclaw_rl.ledger import episodes, groups, notes, turns, verdicts
 from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn
 from openclaw_rl.ledger.sessions import move

@@ -18,12 +18,17 @@ from openclaw_rl.types.episodes import (
     TurnResult,
 )
 from openclaw_rl.types.notes import (
+    ENDED_PRACTICE,
     ConversationNote,
     HeardWishes,
     Note,
     NoteOrigin,
     NoteOutcomes,
     NoteState,
+    Practice,
+    PracticedAnswer,
+    PracticePrompt,
+    PracticeState,
     Wish,
     scope_stems,
 )
@@ -38,7 +43,6 @@ from openclaw_rl.types.pages import (
     UpdateBatch,
     UpdateCard,
 )
-from openclaw_rl.types.practice import ENDED_PRACTICE, Practice, PracticedAnswer, PracticePrompt, PracticeState
 from openclaw_rl.types.sampling import (
     BASE_VERSION,
     Constraint,
