@@ -30,6 +30,10 @@ def printable(text: str) -> str:
     return CONTROL_CHARACTERS.sub("", text)
 
 
+def plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
 class SafeConsole(Console):
     """A console that prints no control characters of the texts it is given; only styles can change colours.
 

@@ -129,7 +129,7 @@ def test_a_server_that_cannot_practise_is_asked_for_nothing(
 ) -> None:
     a_note(book)
     answers = {"practice": "This server does not learn, so it practises no notes."}
-    monkeypatch.setattr("openclaw_rl.client.ready_state", lambda *_given: answers)
+    monkeypatch.setattr(practise, "ready_state", lambda *_given: answers)
     code, _out, err = program("practise")
     assert (code, answers["practice"] in err) == (2, True)
     assert practices.load_all(book.db) == []

@@ -14,16 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
+from openclaw_rl.client import Client, ServerError
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.run_dir import server_url
 from openclaw_rl.terminal import WordWriter, console, on_terminal
-
-if TYPE_CHECKING:
-    from openclaw_rl.client import Client
 
 DOC = "talk to the running server, which learns from what you say"
 PROMPT = "you: "
@@ -50,8 +49,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Talk until the input ends."""
-    from openclaw_rl.client import Client
-    from openclaw_rl.ledger.run_dir import server_url
 
     config = run_config(options)
     server = server_url(config.run.folder)
@@ -176,7 +173,6 @@ class Conversation:
 
     def _send(self, request: Callable[[], object]) -> bool:
         """Send feedback. False if the server refuses it, which is then shown."""
-        from openclaw_rl.client import ServerError
 
         try:
             request()
@@ -189,7 +185,6 @@ class Conversation:
 
     def _exchange(self, text: str) -> None:
         """One message and its answer."""
-        from openclaw_rl.client import ServerError
 
         messages = [*self.messages, {"role": "user", "content": text}]
         answer = ""
@@ -220,7 +215,6 @@ class Conversation:
 
     def _read_notes(self) -> dict[int, str]:
         """The user's notes; none if the server keeps none."""
-        from openclaw_rl.client import ServerError
 
         try:
             kept = self.client.ask("GET", "/v1/notes")["data"]

@@ -9,7 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
-from openclaw_rl.terminal import console, print_titled
+from openclaw_rl.client import Client
+from openclaw_rl.ledger.run_dir import server_url, was_served
+from openclaw_rl.ledger.schema import check_ledger, open_ledger, transaction
+from openclaw_rl.terminal import console, plural, print_titled
 
 ROLLBACK_DOC = "serve an earlier policy, and continue learning from it"
 RELEARN_DOC = "learn from the turns that the guard set aside, all the same"
@@ -27,8 +30,6 @@ def add_checkpoints(commands: Any) -> None:
 
 def run_checkpoints(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.guard import FILE, GuardState
-    from openclaw_rl.ledger.run_dir import was_served
-    from openclaw_rl.ledger.schema import check_ledger
 
     config = run_config(options)
     saved = config.checkpoints
@@ -63,10 +64,7 @@ def add_rollback(commands: Any) -> None:
 
 
 def run_rollback(options: argparse.Namespace) -> int:
-    from openclaw_rl.client import Client
     from openclaw_rl.learn.rollback import roll_back_offline
-    from openclaw_rl.ledger.run_dir import server_url
-    from openclaw_rl.ledger.schema import open_ledger
 
     config = run_config(options)
     checkpoints = config.checkpoints
@@ -84,11 +82,7 @@ def run_rollback(options: argparse.Namespace) -> int:
 
 
 def run_relearn(options: argparse.Namespace) -> int:
-    from openclaw_rl.client import Client
     from openclaw_rl.learn.guard import FILE, GuardState
-    from openclaw_rl.ledger.run_dir import server_url
-    from openclaw_rl.ledger.schema import open_ledger, transaction
-    from openclaw_rl.ledger.status import plural
     from openclaw_rl.ledger.training import take_up_again
 
     config = run_config(options)

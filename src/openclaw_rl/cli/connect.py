@@ -3,18 +3,17 @@
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
-from openclaw_rl.connect.clients import CLIENTS
+from openclaw_rl.client import GIVE_KEY, Client
+from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts, Setup
+from openclaw_rl.connect.files import Change, addition, removal
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.run_dir import server_url
 from openclaw_rl.terminal import console
-
-if TYPE_CHECKING:
-    from openclaw_rl.connect.clients import ServerFacts, Setup
-    from openclaw_rl.connect.files import Change
 
 DOC = "configure a client (OpenClaw, Claude Code, Codex …) for the running server"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -30,8 +29,6 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.connect.clients import NO_SERVER
-    from openclaw_rl.connect.files import addition, removal
 
     server = NO_SERVER if options.undo else find_server(options)
     setup = CLIENTS[options.client](server)
@@ -60,9 +57,6 @@ def run(options: argparse.Namespace) -> int:
 
 def find_server(options: argparse.Namespace) -> "ServerFacts":
     """The server that clients are to use. Raises UserError if it does not run or needs another key."""
-    from openclaw_rl.client import GIVE_KEY, Client
-    from openclaw_rl.connect.clients import ServerFacts
-    from openclaw_rl.ledger.run_dir import server_url
 
     config = run_config(options)
     url = (options.url or server_url(config.run.folder) or "").rstrip("/").removesuffix("/v1")

@@ -6,19 +6,22 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.sessions import complete_id
+from openclaw_rl.cli.status import read
+from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console
+from openclaw_rl.learn.checkpoints import Policies
+from openclaw_rl.ledger.run_dir import read_server, server_url
+from openclaw_rl.ledger.schema import open_ledger, transaction
+from openclaw_rl.terminal import console, plural
 from openclaw_rl.types import SessionSummary
-
-if TYPE_CHECKING:
-    from openclaw_rl.learn.checkpoints import Policies
 
 DOC = "delete a session's or a user's data for good, and say which policies were trained on it"
 
@@ -42,14 +45,10 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.learn.checkpoints import Policies
     from openclaw_rl.learn.rollback import finish_deletions
     from openclaw_rl.ledger import deletion, training
     from openclaw_rl.ledger.notes import forget, of_owner
     from openclaw_rl.ledger.practices import sessions_of
-    from openclaw_rl.ledger.run_dir import read_server
-    from openclaw_rl.ledger.schema import open_ledger, transaction
-    from openclaw_rl.ledger.status import plural
 
     if not (options.session or options.user or options.retrain or options.wipe):
         raise UserError("Give --session ID, --user KEY-NAME, --retrain or --wipe. See openclaw-rl forget --help.")
@@ -101,7 +100,6 @@ def say_problem(said: list[str], problem: str) -> None:
 
 def choose_sessions(db: Connection, session: str | None, user: str | None) -> list[SessionSummary]:
     """The sessions of an id, of which the beginning is enough, or of a user. Raises UserError for an unknown id."""
-    from openclaw_rl.cli.sessions import complete_id
     from openclaw_rl.ledger.pages import session_summaries
 
     if session is not None:
@@ -111,7 +109,6 @@ def choose_sessions(db: Connection, session: str | None, user: str | None) -> li
 
 def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int], run_dir: Path) -> None:
     from openclaw_rl.learn.rollback import reports
-    from openclaw_rl.ledger.status import plural
 
     turns = plural(sum(session.turns for session in sessions), "turn", "turns")
     ids = {session.key.id for session in sessions}
@@ -150,11 +147,8 @@ def say_where(out: Console, config: Config, db: Connection, policies: "Policies"
 
 def retrain(out: Console, config: Config, db: Connection, policies: "Policies") -> None:
     """Train again without the turns that were deleted, with the server running or without it."""
-    from openclaw_rl.client import Client
     from openclaw_rl.learn.rollback import find_traces, retrain_offline
     from openclaw_rl.ledger.groups import trainable
-    from openclaw_rl.ledger.run_dir import server_url
-    from openclaw_rl.ledger.status import plural
     from openclaw_rl.ledger.training import versions_with_deleted_turns
 
     versions = versions_with_deleted_turns(db)
@@ -182,6 +176,5 @@ def retrain(out: Console, config: Config, db: Connection, policies: "Policies") 
 
 def serving_version(config: Config) -> int:
     """The policy version that serves or, without a server, that the next start serves."""
-    from openclaw_rl.cli.status import read
 
     return read(config).version

@@ -13,6 +13,8 @@ from openclaw_rl.app.config import FIELDS
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.config.options import add_flags
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
+from openclaw_rl.ledger.schema import open_ledger, snapshot, transaction
 from openclaw_rl.terminal import console
 from openclaw_rl.types import Note, NoteOutcomes, NoteState, Practice
 
@@ -38,8 +40,6 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
-    from openclaw_rl.ledger.schema import open_ledger, snapshot
 
     config = run_config(options)
     with open_ledger(config.ledger_dir) as db:
@@ -111,7 +111,6 @@ def state_cell(note: Note) -> str:
 def add_note(db: Connection, options: argparse.Namespace) -> str:
     from openclaw_rl.judge.rules.wishes import topic_of
     from openclaw_rl.ledger import notes
-    from openclaw_rl.ledger.schema import transaction
 
     text = read_text(options.text)
     topic = topic_of(text)
@@ -131,7 +130,6 @@ def edit_note(db: Connection, options: argparse.Namespace) -> str:
 
 def add_example(db: Connection, options: argparse.Namespace) -> str:
     from openclaw_rl.ledger import notes
-    from openclaw_rl.ledger.schema import transaction
 
     question = read_text(options.question, is_example=True)
     answer = read_text(options.answer, is_example=True)
@@ -142,7 +140,6 @@ def add_example(db: Connection, options: argparse.Namespace) -> str:
 
 def remove_note(db: Connection, options: argparse.Namespace) -> str:
     from openclaw_rl.ledger import notes
-    from openclaw_rl.ledger.schema import transaction
 
     with transaction(db):
         note = notes.remove(db, options.number)
@@ -160,7 +157,6 @@ def unpin_note(db: Connection, options: argparse.Namespace) -> str:
 
 def edit(db: Connection, number: int, *, text: str | None = None, topic: str = "", pinned: bool | None = None) -> Note:
     from openclaw_rl.ledger import notes
-    from openclaw_rl.ledger.schema import transaction
 
     with transaction(db):
         return notes.edit(db, number, text=text, topic=topic, pinned=pinned)

@@ -11,7 +11,11 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
+from openclaw_rl.ledger.run_dir import server_url
+from openclaw_rl.ledger.schema import open_ledger, transaction
 from openclaw_rl.terminal import console, progress
 from openclaw_rl.types import NoteState, Practice, PracticeState
 
@@ -35,9 +39,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
     from openclaw_rl.ledger.practices import load_all
-    from openclaw_rl.ledger.schema import open_ledger
 
     config = run_config(options)
     with open_ledger(config.ledger_dir) as db:
@@ -54,7 +56,6 @@ def run(options: argparse.Namespace) -> int:
 
 def stop(db: Connection, note: int | None) -> int:
     from openclaw_rl.ledger import practices
-    from openclaw_rl.ledger.schema import transaction
 
     under_way = [one.note for one in practices.load_all(db) if one.is_under_way]
     with transaction(db):
@@ -65,10 +66,7 @@ def stop(db: Connection, note: int | None) -> int:
 
 def practise(config: Config, db: Connection, note: int | None, *, wait: bool) -> int:
     """Ask for the practice of a note, or of all, and wait for its end. Raises UserError."""
-    from openclaw_rl.client import ready_state
     from openclaw_rl.ledger import practices
-    from openclaw_rl.ledger.run_dir import server_url
-    from openclaw_rl.ledger.schema import transaction
 
     server = server_url(config.run.folder)
     # A server that does not know the key, or does not answer, may practise all the same.
@@ -105,9 +103,7 @@ def notes_in_use(db: Connection) -> list[int]:
 
 def watch(run_dir: Path, db: Connection, practice: Practice) -> Practice | None:
     """Show how far a practice is until it ends; None, and a sentence, if its note is deleted. Raises UserError."""
-    from openclaw_rl.ledger.errors import CannotPractise
     from openclaw_rl.ledger.practices import load
-    from openclaw_rl.ledger.run_dir import server_url
 
     try:
         with progress() as shown:

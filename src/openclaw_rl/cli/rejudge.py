@@ -17,7 +17,8 @@ from openclaw_rl.app.config import FIELDS, Config
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, positive, run_config
 from openclaw_rl.config.options import ConfigError, option_of
 from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console, progress
+from openclaw_rl.ledger.schema import open_ledger
+from openclaw_rl.terminal import console, plural, progress
 
 if TYPE_CHECKING:
     from openclaw_rl.judge.judges.base import TwoScores
@@ -38,7 +39,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.engines.base import EngineUnavailable
-    from openclaw_rl.ledger.schema import open_ledger
     from openclaw_rl.ledger.turns import judged_turns
 
     config = run_config(options)
@@ -107,7 +107,6 @@ def confusion(pairs: "Sequence[TwoScores]") -> Table:
 
 def summary(pairs: "Sequence[TwoScores]") -> str:
     """How often both scores agree, where there are two."""
-    from openclaw_rl.ledger.status import plural
 
     both = [pair for pair in pairs if pair.stored is not None and pair.new is not None]
     same = sum(sign(pair.stored) == sign(pair.new) for pair in both)

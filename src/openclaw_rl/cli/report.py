@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
+from openclaw_rl.lab.commands import write_text
+from openclaw_rl.ledger.run_dir import server_url
+from openclaw_rl.terminal import console
 
 if TYPE_CHECKING:
     from openclaw_rl.dashboard.run import RunSource
@@ -27,12 +31,8 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.client import ready_state
     from openclaw_rl.dashboard.report import NAME, may_be_run, page
     from openclaw_rl.dashboard.run import read_run
-    from openclaw_rl.lab.commands import write_text
-    from openclaw_rl.ledger.run_dir import server_url
-    from openclaw_rl.terminal import console
 
     config = run_config(options)
     folder = config.run.folder

@@ -20,6 +20,8 @@ from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_s
 from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read, shown_default
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
+from openclaw_rl.lab.commands import new_folder
+from openclaw_rl.ledger.run_dir import server_url
 from openclaw_rl.terminal import console
 
 if TYPE_CHECKING:
@@ -132,8 +134,6 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     from openclaw_rl.app.machine import machine_of
     from openclaw_rl.envs.rollout import DEFAULT_RUN_DIR, SERVER_FLAGS, Target
     from openclaw_rl.http_client import text_without_accounts, url_without_account
-    from openclaw_rl.lab.commands import new_folder
-    from openclaw_rl.ledger.run_dir import server_url
 
     refuse_secrets(options.server, ": start that server with openclaw-rl serve, and give --url")
     if options.url and options.own_server:

@@ -4,7 +4,7 @@ import argparse
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from sqlite3 import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group
@@ -14,12 +14,11 @@ from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.errors import DamagedTurn
+from openclaw_rl.ledger.schema import open_ledger, snapshot
+from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.terminal import console
 from openclaw_rl.types import ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
-
-if TYPE_CHECKING:
-    from openclaw_rl.ledger.errors import DamagedTurn
-    from openclaw_rl.methods.options import MethodOptions
 
 #: Columns that the list leaves out where the terminal is too narrow, in this order.
 OPTIONAL_COLUMNS = ("recognised by", "main", "open", "with next state", "group", "owner", "task")
@@ -38,7 +37,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.pages import session_summaries
-    from openclaw_rl.ledger.schema import open_ledger, snapshot
     from openclaw_rl.ledger.turns import load_turns
 
     config = run_config(options)
@@ -68,7 +66,6 @@ def complete_id(db: Connection, given: str) -> str:
 
 def list_sessions(db: Connection) -> None:
     """Ids are shown whole, so that they can be copied; columns without room beside them are left out."""
-    from openclaw_rl.ledger.errors import DamagedTurn
     from openclaw_rl.ledger.pages import session_summaries
     from openclaw_rl.ledger.sessions import first_messages
 

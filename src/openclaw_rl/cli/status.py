@@ -10,8 +10,13 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.client import ready_state
 from openclaw_rl.config.general import describe_preset
-from openclaw_rl.terminal import console, print_titled
+from openclaw_rl.ledger.errors import NoLedger
+from openclaw_rl.ledger.run_dir import server_url, was_served
+from openclaw_rl.ledger.schema import open_ledger, snapshot
+from openclaw_rl.terminal import console, plural, print_titled
+from openclaw_rl.types import BASE_VERSION, NoteState
 
 if TYPE_CHECKING:
     from openclaw_rl.ledger.status import Status
@@ -38,13 +43,8 @@ def run(options: argparse.Namespace) -> int:
 
 def read(config: Config) -> "Status":
     """From the ledger, the checkpoints and the running server. Raises UserError where no server has ever run."""
-    from openclaw_rl.client import ready_state
     from openclaw_rl.learn.guard import FILE, GuardState
-    from openclaw_rl.ledger.errors import NoLedger
-    from openclaw_rl.ledger.run_dir import server_url, was_served
-    from openclaw_rl.ledger.schema import open_ledger, snapshot
     from openclaw_rl.ledger.status import read_status
-    from openclaw_rl.types import BASE_VERSION
 
     run_dir = config.run.folder
     server = server_url(run_dir)
@@ -100,8 +100,6 @@ def show(config: Config, status: "Status") -> None:
 
 
 def notes_line(status: "Status") -> str:
-    from openclaw_rl.ledger.status import plural
-    from openclaw_rl.types import NoteState
 
     active = status.notes[NoteState.ACTIVE]
     retired = status.notes[NoteState.RETIRED]

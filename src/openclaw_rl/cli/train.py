@@ -14,6 +14,7 @@ from openclaw_rl.cli.parser import add_command, load_options, positive
 from openclaw_rl.cli.serve import show
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, printable
+from openclaw_rl.types import State
 
 if TYPE_CHECKING:
     from openclaw_rl.app.train import TrainingResult
@@ -68,7 +69,6 @@ def run(options: argparse.Namespace) -> int:
 
 def report(result: "TrainingResult") -> None:
     """Print what became of the turns, and where the checkpoint is."""
-    from openclaw_rl.types import State
 
     counts = result.counts
     imported = result.imported

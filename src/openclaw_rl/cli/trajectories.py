@@ -11,7 +11,9 @@ from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console, printable, progress
+from openclaw_rl.ledger.errors import DamagedTurn
+from openclaw_rl.ledger.schema import open_ledger
+from openclaw_rl.terminal import console, plural, printable, progress
 
 IMPORT_DOC = "read sessions from a file of trajectories or conversations"
 
@@ -34,10 +36,7 @@ def add_export(commands: Any) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    from openclaw_rl.ledger.errors import DamagedTurn
     from openclaw_rl.ledger.packing import pack_json
-    from openclaw_rl.ledger.schema import open_ledger
-    from openclaw_rl.ledger.status import plural
     from openclaw_rl.ledger.trajectories import export_trajectories, export_turns
 
     in_words = options.format == "trajectories"
@@ -73,8 +72,6 @@ def add_import(commands: Any) -> None:
 
 def run_import(options: argparse.Namespace) -> int:
     from openclaw_rl.app.assembly import fetch_files
-    from openclaw_rl.ledger.schema import open_ledger
-    from openclaw_rl.ledger.status import plural
     from openclaw_rl.ledger.trajectories import import_file
     from openclaw_rl.rendering.chat import ChatRenderer
 

@@ -11,6 +11,7 @@ from openclaw_rl.ledger.episodes import groups_waiting
 from openclaw_rl.ledger.packing import unpack_messages
 from openclaw_rl.ledger.turns import counts
 from openclaw_rl.rendering.clients import message_words
+from openclaw_rl.terminal import plural
 from openclaw_rl.types import (
     BASE_VERSION,
     UNREAD,
@@ -276,7 +277,3 @@ def why(ready: Mapping[str, str], part: str) -> str | None:
     """Why a part of the server does not work at the moment, if so."""
     status = str(ready.get(part, ""))
     return status.removeprefix(SUSPENDED) if status.startswith(SUSPENDED) else None
-
-
-def plural(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -22,10 +22,10 @@ from openclaw_rl.ledger.deletion import delete_sessions
 from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, DamagedTurn, LedgerUnusable, UnknownTurn
 from openclaw_rl.ledger.pages import find_session, find_turns, row_number
 from openclaw_rl.ledger.schema import open_ledger
-from openclaw_rl.ledger.status import plural
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.training import steps_with
 from openclaw_rl.ledger.turns import add_feedback
+from openclaw_rl.terminal import plural
 from openclaw_rl.types import Feedback
 
 log = logging.getLogger(__name__)
