@@ -184,3 +184,21 @@ def test_our_own_server_is_an_api_like_others(tiny_model: Path, tmp_path: Path) 
             )
             assert [chunk for chunk in chunks if chunk.choices[0].finish_reason]
             assert outer.client.models.list().data[0].id == "inner"
+
+
+@pytest.mark.more
+def test_a_local_server_takes_over_what_the_api_s_model_was_taught(
+    api: ChatApi, tiny_model: Path, tmp_path: Path
+) -> None:
+    api.answer = lambda _body: words("A stork.")
+    with started(api, tmp_path / "api") as front:
+        answer = say(front, "Name a bird. Please always call me Sam.")
+        assert httpx.post(f"{front.url}/v1/feedback", json={"id": answer.id, "thumb": "up"}).status_code == 200
+        wait_for(lambda: "Sam" in told_next(front, api), 60)
+        wait_for(lambda: front.metric('openclaw_verdicts_total{score="good",source="explicit"}') == 1, 60)
+    flags = ("--continue-from", str(tmp_path / "api"), "--method", "rl", "--batch-size", "1", "--lora-rank", "4")
+    fast = ("--kv-cache-gib", "0.1", "--max-kl", "100", "--run-dir", str(tmp_path / "own"))
+    with serving(SERVE, tiny_model, *flags, *fast) as own:
+        (note,) = httpx.get(f"{own.url}/v1/notes").json()["data"]
+        assert "Sam" in note["text"]
+        wait_for(lambda: httpx.get(f"{own.url}/readyz").json()["policy_version"] == 1, 120)

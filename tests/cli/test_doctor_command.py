@@ -15,6 +15,7 @@ from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.doctor import CHECKS
 from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.ledger.schema import FILE
+from support.chat_api import ChatApi
 from support.commands import run_command
 from support.harness import Bench, running
 from support.records import Book, a_turn
@@ -48,6 +49,21 @@ def examine(folder: Path, model: Path, *arguments: str) -> tuple[int, dict[str, 
     code, out, err = run_command(folder, "doctor", "--json", "--model-name", str(model), *port, *arguments)
     assert err == ""
     return code, json.loads(out)
+
+
+def test_the_model_behind_an_api_is_asked_for(tmp_path: Path, home: Path) -> None:
+    api = ChatApi()
+
+    def found(model: str) -> dict[str, Any]:
+        flags = ("--sampler", "upstream", "--upstream-url", api.url, "--upstream-model", model)
+        _code, out, _err = run_command(tmp_path, "doctor", "--json", "--proxy-port", str(free_port()), *flags)
+        finding: dict[str, Any] = json.loads(out)["model"]
+        return finding
+
+    assert found("their-model")["health"] == "ok"
+    assert "does not list other" in found("other")["text"]
+    api.stop()
+    assert found("their-model")["health"] == "broken"
 
 
 @contextlib.contextmanager

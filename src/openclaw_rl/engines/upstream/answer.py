@@ -15,6 +15,8 @@ from openclaw_rl.rendering.tool_calls import ParsedToolCall, new_call_id
 #: The status of an answer that broke off or cannot be read.
 BAD_GATEWAY = 502
 BROKEN = "upstream_broken"
+BROKE_OFF = "The API broke off its answer"
+WRONG_FORM = "The API answers in a form that is not OpenAI's"
 #: The names under which APIs send reasoning.
 REASONING = ("reasoning_content", "reasoning")
 EVENTS = "text/event-stream"
@@ -62,7 +64,7 @@ class AnswerReader:
                 new += tuple(self._end())
                 self.finish = self._finish(choice["finish_reason"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ApiRefused(f"it answers in a form that is not OpenAI's ({error!r})", BAD_GATEWAY, BROKEN) from error
+            raise ApiRefused(f"{WRONG_FORM} ({error!r}).", BAD_GATEWAY, BROKEN) from error
         return new
 
     def _read(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
@@ -113,7 +115,8 @@ def failure_within(event: Mapping[str, Any]) -> ApiRefused:
     error = event["error"]
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and 400 <= code < 600 else BAD_GATEWAY
-    return ApiRefused(error_message(event), status, code if isinstance(code, str) else BROKEN)
+    message = f"{BROKE_OFF}: {error_message(event)}"
+    return ApiRefused(message, status, code if isinstance(code, str) else BROKEN)
 
 
 def read_usage(usage: Mapping[str, Any]) -> dict[str, int]:

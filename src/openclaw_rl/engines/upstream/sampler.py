@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ from openclaw_rl.engines.base import (
     TextSampler,
 )
 from openclaw_rl.engines.stream import Admission, PieceStream
-from openclaw_rl.engines.upstream.answer import BAD_GATEWAY, BROKEN, AnswerReader, answer_events
+from openclaw_rl.engines.upstream.answer import BAD_GATEWAY, BROKE_OFF, BROKEN, AnswerReader, answer_events
 from openclaw_rl.types import BASE_VERSION
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ PAUSE_SECONDS = 0.25
 #: How often an API that cannot be reached is looked at.
 LOOK_SECONDS = 2.0
 GATEWAY_TIMEOUT = 504
+SILENT = "upstream_timeout"
 #: Of an error, so much is read and so much is passed on.
 MAX_ERROR_BYTES, MAX_MESSAGE_CHARACTERS = 1 << 20, 500
 #: What clients are told if the API does not say how long a conversation may be.
@@ -200,28 +201,32 @@ class UpstreamSampler(TextSampler):
         """Feed one answer to its stream."""
         reader = AnswerReader(is_chat="prompt" not in call.body)
         try:
-            async for event in self._events(call, index):
-                if deltas := reader.read(event):
-                    stream.feed([TextPiece(index, deltas)])
+            async with contextlib.aclosing(self._events(call, index)) as events:
+                async for event in events:
+                    if deltas := reader.read(event):
+                        stream.feed([TextPiece(index, deltas)])
             if reader.finish is None:
-                raise ApiRefused("it broke off its answer", BAD_GATEWAY, BROKEN)
+                raise ApiRefused(f"{BROKE_OFF}.", BAD_GATEWAY, BROKEN)
             for name, number in reader.usage.items():
                 stream.usage[name] = stream.usage.get(name, 0) + number
             # The numbers of tokens come after the last word, and belong to the turn.
             stream.feed([TextPiece(index, (), reader.finish)])
         except EngineUnavailable as error:
+            error.args = (self._without_key(str(error)),)
             stream.fail(error)
 
-    async def _events(self, call: ChatCall, index: int) -> AsyncIterator[Any]:
+    async def _events(self, call: ChatCall, index: int) -> AsyncGenerator[Any, None]:
         """The events of an answer. Raises EngineUnavailable."""
         tried: list[Upstream] = []
         while True:
             server = self._choose(tried)
             tried.append(server)
             try:
+                answer = self._events_of(server, self._body(call, index))
                 with server.working():
-                    async for event in self._events_of(server, self._body(call, index)):
-                        yield event
+                    async with contextlib.aclosing(answer) as events:
+                        async for event in events:
+                            yield event
                 return
             except ServerError as error:
                 if not error.status and not error.was_sent:
@@ -234,11 +239,8 @@ class UpstreamSampler(TextSampler):
                     tried.pop()
                     continue
                 raise self._refusal(server, error) from error
-            except ApiRefused as error:
-                error.args = (f"{server.api.url}: {self._without_key(str(error))}",)
-                raise
 
-    async def _events_of(self, server: Upstream, body: dict[str, Any]) -> AsyncIterator[Any]:
+    async def _events_of(self, server: Upstream, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """The events of one server's answer. Raises ServerError, and ApiRefused if it is silent for too long."""
         seconds = self.settings.timeout
         clock = asyncio.get_running_loop().time
@@ -250,7 +252,7 @@ class UpstreamSampler(TextSampler):
                         patience.reschedule(clock() + seconds)
                         yield event
         except TimeoutError:
-            raise ApiRefused(f"it said nothing for {seconds:g} seconds", GATEWAY_TIMEOUT, "upstream_timeout") from None
+            raise ApiRefused(f"The API said nothing for {seconds:g} seconds.", GATEWAY_TIMEOUT, SILENT) from None
 
     def _choose(self, tried: Sequence[Upstream]) -> Upstream:
         """The first server with the least to do: one that is used alone keeps a conversation's prefix cached."""
@@ -282,7 +284,7 @@ class UpstreamSampler(TextSampler):
     def _refusal(self, server: Upstream, error: ServerError) -> EngineUnavailable:
         if not error.status and not error.was_sent:
             return EngineUnavailable(server.trouble)
-        message = self._without_key(error.message)
+        message = error.message
         if 400 <= error.status < 600:
             code = error.code if isinstance(error.code, str) else None
             text = f"{server.api.url} answers {error.status}: {message}"
