@@ -199,6 +199,5 @@ def test_a_local_server_takes_over_what_the_api_s_model_was_taught(
     flags = ("--continue-from", str(tmp_path / "api"), "--method", "rl", "--batch-size", "1", "--lora-rank", "4")
     fast = ("--kv-cache-gib", "0.1", "--max-kl", "100", "--run-dir", str(tmp_path / "own"))
     with serving(SERVE, tiny_model, *flags, *fast) as own:
-        (note,) = httpx.get(f"{own.url}/v1/notes").json()["data"]
-        assert "Sam" in note["text"]
+        assert "Sam" in str(httpx.get(f"{own.url}/v1/notes").json()["data"])
         wait_for(lambda: httpx.get(f"{own.url}/readyz").json()["policy_version"] == 1, 120)

@@ -231,6 +231,13 @@ def test_fields_that_an_api_calls_otherwise_are_renamed(front: Front) -> None:
     front.sampler._limit_field, front.sampler._asks_usage = "max_tokens", True
 
 
+def test_a_conversation_that_is_too_long_is_called_so(front: Front) -> None:
+    front.api.answer = lambda _body: refusal(400, "request (6031 tokens) exceeds the available context size")
+    assert front.post({"messages": ASK}).json()["error"]["code"] == "context_length_exceeded"
+    refused = front.send("messages", {"messages": ASK, "max_tokens": 5}).json()
+    assert refused["error"]["message"].startswith("prompt is too long: ")
+
+
 def test_log_probs_are_not_pretended(front: Front) -> None:
     refused = front.post({"messages": ASK, "logprobs": True})
     assert refused.status_code == 400

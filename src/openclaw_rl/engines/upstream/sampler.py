@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from openclaw_rl.client import ApiClient, ServerError
+from openclaw_rl.client import TOO_LONG, ApiClient, ServerError
 from openclaw_rl.engines.base import (
     ApiRefused,
     ChatCall,
@@ -39,7 +40,9 @@ MAX_ERROR_BYTES, MAX_MESSAGE_CHARACTERS = 1 << 20, 500
 #: What clients are told if the API does not say how long a conversation may be.
 USUAL_CONTEXT = 131_072
 #: The names under which APIs say so.
-CONTEXT_NAMES = ("max_model_len", "max_input_tokens", "context_length", "max_context_length")
+CONTEXT_NAMES = ("max_model_len", "max_input_tokens", "context_length", "max_context_length", "n_ctx")
+#: How APIs say that a conversation is too long. Clients that know the code shorten it.
+_TOO_LONG = re.compile(r"context (size|length|window)|prompt is too long", re.IGNORECASE)
 KEY_ADVICE = "Check UPSTREAM_API_KEY of this server."
 CLOSING = "The server is shutting down."
 #: Most models that a message names.
@@ -163,7 +166,8 @@ class UpstreamSampler(TextSampler):
         named = [model["id"] for model in models]
         for model in models:
             if model["id"] == self.settings.model:
-                self._context = next((n for name in CONTEXT_NAMES if isinstance(n := model.get(name), int)), None)
+                said = {**(model.get("meta") or {}), **model}
+                self._context = next((n for name in CONTEXT_NAMES if isinstance(n := said.get(name), int)), None)
         if named and self.settings.model not in named:
             others = ", ".join(named[:MAX_NAMED])
             log.warning("%s does not list %s, but: %s.", server.api.url, self.settings.model, others)
@@ -287,6 +291,8 @@ class UpstreamSampler(TextSampler):
         message = error.message
         if 400 <= error.status < 600:
             code = error.code if isinstance(error.code, str) else None
+            if error.status == 400 and _TOO_LONG.search(message):
+                code = TOO_LONG
             text = f"{server.api.url} answers {error.status}: {message}"
             return ApiRefused(text, error.status, code, error.retry_after)
         return ApiRefused(f"{server.api.url} broke off its answer: {message}", BAD_GATEWAY, BROKEN)
