@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints import Automaton, Compiler
 from openclaw_rl.engines.remote.constrained import structural_tag
 from openclaw_rl.lab.schema import mismatch
-from openclaw_rl.rendering.tool_calls import HermesToolParser, ParsedToolCall
+from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
+from openclaw_rl.rendering.tool_formats import FORMATS
 from openclaw_rl.types import Constraint, JsonForm, Thinking
 from support.constraints import constraint_of
 from support.schemas import UndecidedModel, random_object, random_schema
@@ -51,7 +53,7 @@ def test_every_call_is_one_that_the_parser_reads_and_fits(model: UndecidedModel)
         schemas = {"one": random_object(rng, 1), "two": random_object(rng, 1)}
         forms = tuple(call(name, schema) for name, schema in schemas.items())
         text, complete = model.answer(Constraint(calls=forms, separator="\n"), seed)
-        parser = HermesToolParser()
+        parser = ToolParser(FORMATS["hermes"])
         parsed = [*parser.push(text), *parser.flush()]
         calls = [part for part in parsed if isinstance(part, ParsedToolCall)]
         several += len(calls) > 1
@@ -219,3 +221,17 @@ def test_a_request_does_not_wait_for_ever(compiler: Compiler, monkeypatch: pytes
     with pytest.raises(ConstraintRefused, match="was not compiled within"):
         compiler.automaton(constraint)
     gate.set()
+
+
+def test_a_call_between_control_tokens_is_written_with_them(model: UndecidedModel) -> None:
+    control = model.vocabulary.control["<|im_start|>"]
+    spelled = model.vocabulary.tokens.tokenize_str
+    form = replace(LOOK, before="<|im_start|>look ", after="")
+    demanded = Automaton.compile(model.vocabulary, Constraint(calls=(form,))).copy([model.end])
+    assert demanded.allowed().mask.nonzero()[0].tolist() == [control]
+    free = Automaton.compile(model.vocabulary, Constraint(calls=(form,), trigger="<|im_start|>")).copy([model.end])
+    for text, accepted in (('look {"at": 3}', True), ("hear", False), ('look {"at": "x"}', False)):
+        follower = free.copy([model.end])
+        ids = [*spelled("I look. "), control, *spelled(text)]
+        assert all(follower.accept(id) for id in ids) == accepted
+    assert free.allowed().mask[model.end]

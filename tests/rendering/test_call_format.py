@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.rendering.call_format import FORMATS, CallFormat, call_format
+from openclaw_rl.rendering.call_format import call_format
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.response import ResponseParser
-from openclaw_rl.rendering.tool_calls import HermesToolParser, LlamaToolParser, ParsedToolCall
+from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
+from openclaw_rl.rendering.tool_formats import FORMATS, WRITTEN, CallFormat
 
 START = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
 END = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -50,12 +51,12 @@ PLAIN = START + END
 @pytest.mark.parametrize(
     ("template", "parser", "expected"),
     [
-        (QWEN, "hermes", FORMATS["hermes"]),
+        (QWEN, "hermes", WRITTEN["hermes"][0]),
         (TIGHT, "hermes", CallFormat('<tool_call>{"name":"', '","arguments":', "}</tool_call>", "")),
-        (LLAMA, "llama3", FORMATS["llama3"]),
-        (OTHER, "hermes", FORMATS["hermes"]),
-        (OTHER, "llama3", FORMATS["llama3"]),
-        (PLAIN, "hermes", FORMATS["hermes"]),
+        (LLAMA, "llama3", WRITTEN["llama3"][0]),
+        (OTHER, "hermes", WRITTEN["hermes"][0]),
+        (OTHER, "llama3", WRITTEN["llama3"][0]),
+        (PLAIN, "hermes", WRITTEN["hermes"][0]),
     ],
 )
 def test_the_format_is_read_from_the_template(
@@ -68,23 +69,21 @@ def test_the_format_is_read_from_the_template(
 
 
 def test_a_name_is_written_as_json() -> None:
-    assert FORMATS["hermes"].start('a"b') == '<tool_call>\n{"name": "a\\"b", "arguments": '
+    assert WRITTEN["hermes"][0].start('a"b') == '<tool_call>\n{"name": "a\\"b", "arguments": '
 
 
 CALLS = [{"name": "look", "arguments": {"at": n}} for n in range(3)]
 
 
 @pytest.mark.parametrize("group", [1, 3, 1000])
-@pytest.mark.parametrize("kind", [HermesToolParser, LlamaToolParser])
-def test_an_answer_of_one_call_ends_with_it(
-    tiny_model: Path, kind: type[HermesToolParser] | type[LlamaToolParser], group: int
-) -> None:
+@pytest.mark.parametrize("name", ["hermes", "llama3"])
+def test_an_answer_of_one_call_ends_with_it(tiny_model: Path, name: str, group: int) -> None:
     renderer = ChatRenderer(tiny_model)
     texts = list(map(json.dumps, CALLS))
-    hermes = kind is HermesToolParser
+    hermes = name == "hermes"
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in texts) if hermes else "; ".join(texts)
     ids = renderer.tokenizer.encode_text(("I look. " if hermes else "") + text)
-    parser = ResponseParser(renderer.detokenizer, tools=kind(), one_call=True)
+    parser = ResponseParser(renderer.detokenizer, tools=ToolParser(FORMATS[name]), one_call=True)
     deltas, read = [], 0
     for start in range(0, len(ids), group):
         taken, new = parser.push(ids[start : start + group])

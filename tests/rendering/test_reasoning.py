@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from openclaw_rl.rendering.response import ReasoningSplitter
+from openclaw_rl.rendering.reasoning import ReasoningSplitter
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -20,7 +20,7 @@ responses = st.lists(
 
 def split(pieces: Sequence[str], starts_inside: bool = False) -> tuple[str, str]:
     """(reasoning, content) of a response that comes in these pieces."""
-    splitter = ReasoningSplitter(starts_inside)
+    splitter = ReasoningSplitter(starts_inside=starts_inside)
     labelled = [out for piece in pieces for out in splitter.push(piece)] + splitter.flush()
     assert all(text for _, text in labelled)
     channels = [channel for channel, _ in labelled]

@@ -15,9 +15,11 @@ from openclaw_rl.engines.base import ChatCall, Sampler, TextSampler, VersionGone
 from openclaw_rl.rendering.call_format import call_format
 from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt
 from openclaw_rl.rendering.context import SYSTEM_ROLES
+from openclaw_rl.rendering.reasoning import THINK
 from openclaw_rl.rendering.response import ResponseParser
 from openclaw_rl.rendering.tokenizer import read_json
-from openclaw_rl.rendering.tool_calls import PARSERS, choose_parser
+from openclaw_rl.rendering.tool_calls import ToolParser
+from openclaw_rl.rendering.tool_formats import FORMATS
 from openclaw_rl.types import BASE_VERSION, SampleRequest, SamplingParams, TurnKind
 
 log = logging.getLogger(__name__)
@@ -79,10 +81,14 @@ class TokenAnswers:
         self.renderer = renderer
         self.metrics = metrics
         self.settings = settings
-        template = renderer.template.text
-        self._parser = choose_parser(template) if settings.tool_parser == "auto" else settings.tool_parser
-        thinks = "<think>" in template
-        self.rules = AnswerRules(call_format(renderer, self._parser), thinks, sampler.capabilities.constrains)
+        parser = renderer.tool_format if settings.tool_parser == "auto" else settings.tool_parser
+        self._tool_format = FORMATS[parser]
+        self._detokenizer = renderer.detokenizer.showing(renderer.reasoning.markers)
+        self._detokenizer_for_calls = self._detokenizer.showing(self._tool_format.all_markers)
+        thinks = renderer.reasoning is THINK and THINK.opening in renderer.template.text
+        constrains = sampler.capabilities.constrains
+        before_content = renderer.reasoning.before_content
+        self.rules = AnswerRules(call_format(renderer, parser), thinks, constrains, before_content)
         self._seeds = (request_seed(settings.seed, number) for number in count())
 
     def start(
@@ -126,12 +132,16 @@ class TokenAnswers:
         )
 
     def _response_parser(self, request: ChatRequest, prompt: RenderedPrompt) -> ResponseParser:
-        parser = PARSERS[self._parser]() if request.offered_tools else None
         if isinstance(request, TextRequest):
-            return ResponseParser(self.renderer.detokenizer, request.stops, splits_reasoning=False)
-        one_call = request.parallel_tool_calls is False
+            return ResponseParser(self.renderer.detokenizer, request.stops, reasoning=None)
+        tools = request.offered_tools
         return ResponseParser(
-            self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser, one_call=one_call
+            self._detokenizer_for_calls if tools else self._detokenizer,
+            request.stops,
+            prompt.opens_reasoning,
+            ToolParser(self._tool_format, tools) if tools else None,
+            reasoning=self.renderer.reasoning,
+            one_call=request.parallel_tool_calls is False,
         )
 
 

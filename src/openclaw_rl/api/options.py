@@ -16,6 +16,21 @@ LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
 KEY_PREFIX = "sk-"
 #: The name under which the requests with the admin key are kept.
 ADMIN = "admin"
+#: The formats of tool calls, as rendering/tool_formats.py has them.
+ToolParserName = Literal[
+    "auto",
+    "hermes",
+    "llama3",
+    "mistral",
+    "qwen3_coder",
+    "glm",
+    "harmony",
+    "gemma4",
+    "functiongemma",
+    "phi4",
+    "granite",
+    "deepseek",
+]
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,7 @@ class ServerOptions(Section):
     )
     max_connections_per_address: int = option(250, "Most connections at once from one address.", ge=1)
     shutdown_seconds: float = option(30.0, "Seconds that running requests have to finish after Ctrl-C.", ge=0)
-    tool_parser: Literal["auto", "hermes", "llama3"] = option(
+    tool_parser: ToolParserName = option(
         "auto", "Format in which the model writes tool calls; auto detects it from the chat template."
     )
 

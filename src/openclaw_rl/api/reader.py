@@ -15,9 +15,9 @@ from openclaw_rl.api.capture.classify import NamedSession, episode_of, named_ses
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, JsonSchemaFormat, NamedTool, TextRequest, check_supported
 from openclaw_rl.engines.base import Sampler
-from openclaw_rl.rendering.call_format import CallFormat
 from openclaw_rl.rendering.chat import ChatError, RenderedPrompt, Renderer, TemplateInput
 from openclaw_rl.rendering.tokenizer import TooLong
+from openclaw_rl.rendering.tool_formats import CallFormat
 from openclaw_rl.types import Constraint, EpisodeMode, JsonForm, Thinking
 
 #: The largest schema, as JSON, and how deeply it may be nested. The engine bounds what a schema of this size may cost.
@@ -33,11 +33,15 @@ class AnswerRules:
     - Tool calls have the format in which the model's template writes them.
     """
 
-    def __init__(self, calls: CallFormat, thinks: bool, constrains: bool) -> None:
-        """`thinks`: whether the model may begin with reasoning; `constrains`: whether the sampler can constrain."""
+    def __init__(self, calls: CallFormat | None, thinks: bool, constrains: bool, before_content: str = "") -> None:
+        """`calls`: None if they are not written as JSON. `thinks`: whether the model may begin with reasoning.
+
+        `constrains`: whether the sampler can constrain. `before_content`: what the model writes before its answer.
+        """
         self.calls = calls
         self.thinks = thinks
         self.constrains = constrains
+        self.before_content = before_content
 
     def constraint(self, request: ChatRequest) -> Constraint | None:
         """The constraint of a request's answers, without regard to reasoning; None if they are free."""
@@ -50,22 +54,34 @@ class AnswerRules:
         field = "response_format" if content else "tool_choice"
         if not self.constrains:
             raise ApiError(400, f"This server's engine cannot restrict answers; leave {field} out.", param=field)
+        if content is not None:
+            content = replace(content, before=self.before_content)
+        if not tools:
+            return Constraint(content)
+        if self.calls is None:
+            message = "This model does not write tool calls as JSON, so they cannot be demanded; leave tool_choice out."
+            raise ApiError(400, message, param="tool_choice")
+        calls = self.calls
         one = isinstance(request.tool_choice, NamedTool) or request.parallel_tool_calls is False
-        forms = tuple(self._call_form(tool) for tool in tools)
-        return Constraint(None if must_call(request) else content, forms, None if one else self.calls.separator)
+        forms = tuple(call_form(calls, tool) for tool in tools)
+        return Constraint(None if must_call(request) else content, forms, None if one else calls.separator)
 
     def _strict_calls(self, request: ChatRequest) -> Constraint | None:
         """The constraint of free answers whose calls of strict tools must fit; None if no tool is strict.
 
         Where the engine cannot constrain, calls are free, as those of other tools are: clients ask for strict tools by
-        default.
+        default. So are those of models whose calls are not JSON, or whose text is not free before a call.
         """
         tools = [tool["function"] for tool in request.offered_tools]
-        if not self.constrains or not any(tool.get("strict") is True for tool in tools):
+        calls = self.calls
+        free = not self.constrains or self.before_content
+        if free or calls is None or not any(tool.get("strict") is True for tool in tools):
             return None
-        forms = tuple(self._call_form(tool if tool.get("strict") is True else {"name": tool["name"]}) for tool in tools)
-        separator = None if request.parallel_tool_calls is False else self.calls.separator
-        return Constraint(None, forms, separator, trigger=self.calls.trigger)
+        forms = tuple(
+            call_form(calls, tool if tool.get("strict") is True else {"name": tool["name"]}) for tool in tools
+        )
+        separator = None if request.parallel_tool_calls is False else calls.separator
+        return Constraint(None, forms, separator, trigger=calls.trigger)
 
     def for_prompt(self, constraint: Constraint, prompt: RenderedPrompt) -> Constraint:
         """The constraint with the reasoning that a prompt leaves room for."""
@@ -88,13 +104,14 @@ class AnswerRules:
             return chosen
         return tools if must_call(request) or restricted else []
 
-    def _call_form(self, tool: Mapping[str, Any]) -> JsonForm:
-        parameters = tool.get("parameters") or {"type": "object", "properties": {}}
-        if not isinstance(parameters, dict):
-            raise ApiError(400, f"The parameters of {tool['name']!r} are not a JSON schema.", param="tools")
-        # Arguments are always an object, whatever the schema leaves out.
-        schema = schema_text({"type": "object", **parameters}, "tools")
-        return JsonForm(schema, self.calls.start(tool["name"]), self.calls.after, strict=tool.get("strict") is True)
+
+def call_form(calls: CallFormat, tool: Mapping[str, Any]) -> JsonForm:
+    parameters = tool.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        raise ApiError(400, f"The parameters of {tool['name']!r} are not a JSON schema.", param="tools")
+    # Arguments are always an object, whatever the schema leaves out.
+    schema = schema_text({"type": "object", **parameters}, "tools")
+    return JsonForm(schema, calls.start(tool["name"]), calls.after, strict=tool.get("strict") is True)
 
 
 def must_call(request: ChatRequest) -> bool:

@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,27 +48,41 @@ MAX_CACHED_BYTES = 500_000
 MAX_CACHED = 128
 
 
-def grammar_of(constraint: Constraint, *, any_whitespace: bool = False) -> str:
-    """The grammar of a constraint, in llguidance's dialect of Lark. `any_whitespace`: JSON need not have our style."""
+def grammar_of(constraint: Constraint, control: Mapping[str, int], *, any_whitespace: bool = False) -> str:
+    """The grammar of a constraint, in llguidance's dialect of Lark. `any_whitespace`: JSON need not have our style.
+
+    `control` are the ids of the control tokens, by their texts. Texts around JSON are written with them.
+    """
     style = ANY_STYLE if any_whitespace else JSON_STYLE
+    if constraint.trigger in control:
+        return controlled_grammar(constraint, style, control)
     if constraint.trigger:
-        return triggered_grammar(constraint, style)
+        return triggered_grammar(constraint, style, control)
     forms = [form for form in (constraint.content, *constraint.calls) if form is not None]
     names = [f"form{number}" for number in range(len(forms))]
     answers = [names.pop(0)] if constraint.content else []
     if names:
         answers.append("calls")
     lines = ["%llguidance {}", f"start: {start_of(constraint.thinking)} ({' | '.join(answers)})"]
-    lines += [f"form{number}: {form_rule(form, style)}" for number, form in enumerate(forms)]
+    lines += form_rules(forms, style, control)
     if names:
-        several = "" if constraint.separator is None else f" ({text(constraint.separator)} call)*"
+        several = "" if constraint.separator is None else f" ({text(constraint.separator, control)} call)*"
         lines += [f"calls: call{several}", f"call: {' | '.join(names)}"]
     if constraint.thinking is not Thinking.NONE:
         lines.append(THOUGHT)
     return "\n".join(lines) + "\n"
 
 
-def triggered_grammar(constraint: Constraint, style: Style) -> str:
+def controlled_grammar(constraint: Constraint, style: Style, control: Mapping[str, int]) -> str:
+    """Free text, in which a control token begins one of the calls. Reasoning has no such token, and so is free too."""
+    forms = [replace(form, before=form.before.removeprefix(constraint.trigger)) for form in constraint.calls]
+    call = f"({' | '.join(f'form{number}' for number in range(len(forms)))})"
+    several = "?" if constraint.separator is None else "*"
+    start = f"start: (TEXT {text(constraint.trigger, control)} {call}){several} TEXT"
+    return "\n".join(["%llguidance {}", start, "TEXT: /(?s:.*)/", *form_rules(forms, style, control)]) + "\n"
+
+
+def triggered_grammar(constraint: Constraint, style: Style, control: Mapping[str, int]) -> str:
     """Free text, in which whatever begins with the trigger is one of the calls.
 
     The first lexeme that may end does end. So text before a call must not begin like reasoning, where that is possible:
@@ -89,7 +103,7 @@ def triggered_grammar(constraint: Constraint, style: Style) -> str:
             lines += [f"start: whole_thought gap {more} REST | (first {call} {after_first})? REST", THOUGHT]
             lines += ["first[lazy]: FIRST", f"FIRST: /(?s:.*){trigger}/ & ~/<think>(?s:.*)/"]
             lines.append("whole_thought[lazy]: /<think>(?s:.*)<\\/think>/")
-    lines += [f"form{number}: {form_rule(form, style)}" for number, form in enumerate(forms)]
+    lines += form_rules(forms, style, control)
     return "\n".join(lines) + "\n"
 
 
@@ -103,17 +117,24 @@ def start_of(thinking: Thinking) -> str:
             return "thought gap"
 
 
-def form_rule(form: JsonForm, style: Style) -> str:
+def form_rules(forms: Sequence[JsonForm], style: Style, control: Mapping[str, int]) -> list[str]:
+    return [f"form{number}: {form_rule(form, style, control)}" for number, form in enumerate(forms)]
+
+
+def form_rule(form: JsonForm, style: Style, control: Mapping[str, int]) -> str:
     schema = json.loads(form.schema)
     # `true` accepts every value, as an empty schema does. A client's own settings under this name are replaced.
     settings = {**style, "lenient": not form.strict, "coerce_one_of": not form.strict}
     body = {**({} if schema is True else schema), "x-guidance": settings}
-    return " ".join(filter(None, (text(form.before), f"%json {json.dumps(body)}", text(form.after))))
+    parts = (text(form.before, control), f"%json {json.dumps(body)}", text(form.after, control))
+    return " ".join(filter(None, parts))
 
 
-def text(literal: str) -> str:
+def text(literal: str, control: Mapping[str, int]) -> str:
     """A literal text in a grammar; nothing for an empty one."""
-    return json.dumps(literal) if literal else ""
+    longest_first = sorted(filter(literal.__contains__, control), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", literal) if longest_first else [literal]
+    return " ".join(f"<[{control[piece]}]>" if piece in control else json.dumps(piece) for piece in pieces if piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +154,13 @@ class Vocabulary:
         """`size`: the number of the model's logits, which may be more than its tokens; None if it is not known."""
         try:
             text = (folder / "tokenizer.json").read_text()
-            special = [token["id"] for token in json.loads(text)["added_tokens"] if token["special"]]
+            special = {t["content"]: t["id"] for t in json.loads(text)["added_tokens"] if t["special"]}
             # The library wants to know the token that ends a text. Each request has its own, so any control token does.
-            self.tokens = LLTokenizer(text, n_vocab=size, eos_token=special[:1] or None)
+            self.tokens = LLTokenizer(text, n_vocab=size, eos_token=list(special.values())[:1] or None)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadModelFolder(f"The tokenizer.json in {folder} cannot be read: {error}.") from error
         self.size = self.tokens.vocab_size
+        self.control = special
 
 
 class Automaton:
@@ -162,7 +184,7 @@ class Automaton:
 
     @classmethod
     def _begin(cls, vocabulary: Vocabulary, constraint: Constraint, any_whitespace: bool) -> "Automaton":
-        grammar = grammar_of(constraint, any_whitespace=any_whitespace)
+        grammar = grammar_of(constraint, vocabulary.control, any_whitespace=any_whitespace)
         automaton = cls(vocabulary, LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=LIMITS), ())
         # Much of the work is done for the first token.
         automaton.allowed()

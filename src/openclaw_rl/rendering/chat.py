@@ -1,13 +1,11 @@
 """From a conversation to a prompt: the model's chat template, and tools also for templates that do not support them."""
 
-import contextlib
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +19,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from openclaw_rl.models import BadModelFolder
+from openclaw_rl.rendering.call_history import QUESTION, RESULTS, HistoryForm, decoded, find_form, probe
+from openclaw_rl.rendering.reasoning import reasoning_of
 from openclaw_rl.rendering.tokenizer import ChatTokenizer, Detokenizer, TooLong
+from openclaw_rl.rendering.tool_formats import WRITTEN, CallFormat, choose_format, written_in
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ CHATML = (
 )
 #: Marks where a template writes the system message. A Unicode noncharacter, which no template contains.
 SYSTEM_MARK = "\ufdd0"
-_OPENS_REASONING = re.compile(r"<think>\s*\Z")
-_ENDS_REASONING = re.compile(r"</think>\s*\Z")
+#: A tool, to see whether a template shows it.
+PROBE_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "a_probe", "description": "", "parameters": {}}}
 #: Variables that the renderer sets, and arguments of Transformers that a client could expect to work.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "continue_final_message"})
 #: The fields in which clients send a message's reasoning. Templates read the first two.
@@ -52,9 +53,7 @@ TOOL_INSTRUCTIONS = """You can call functions. These are available, one JSON sch
 {schemas}
 </tools>
 To call one, write its name and arguments as JSON between tags, and nothing else:
-<tool_call>
-{{"name": "function-name", "arguments": {{"argument": "value"}}}}
-</tool_call>"""
+{example}"""
 
 
 class ChatError(ValueError):
@@ -93,6 +92,7 @@ class ChatRenderer:
     - Only the template can write control tokens. A message that contains their spelling is rendered as ordinary text.
     - A conversation that the template does not accept raises `ChatError`; nothing is left out or changed silently.
     - Tools work with every template. If a template does not support them, they become ordinary messages.
+    - Earlier calls and their results are given to a template in the form that it needs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +108,27 @@ class ChatRenderer:
                 "chat_template.jinja there, or expect poor answers.",
                 folder,
             )
-        self._supports_tools = self._template_shows_tools()
+        self.reasoning = reasoning_of(self.template.text)
+        self._learn_about_tools()
+
+    def _learn_about_tools(self) -> None:
+        """Find out what the template does with tools, calls and results."""
+        template = self.template.text
+        shows_tools = self._shows([QUESTION], [PROBE_TOOL])
+        self._in_system = not shows_tools and self._shows(tools_in_system([QUESTION], [PROBE_TOOL]))
+        self._instructs = not shows_tools and not self._in_system
+        form = find_form(partial(self._try, tools=[PROBE_TOOL]), template)
+        self.tool_format = "hermes"
+        if not self._instructs or form is not None:
+            self.tool_format = choose_format(template, self.tokenizer.added_tokens)
+        if self._instructs and self.tool_format not in WRITTEN:
+            self.tool_format, form = "hermes", None
+        self.history_form = form or HistoryForm()
+        self._writes_calls = form is not None
+        result = [QUESTION, {"role": "assistant", "content": "-"}, {"role": "tool", "content": RESULTS[0]}]
+        self._writes_results = not self._instructs and RESULTS[0] in (self._try(result) or "")
+        shown = self._try(self.history_form.apply(probe()), [PROBE_TOOL]) if self._writes_calls else None
+        self._written = written_in(self.tool_format, shown or "") or WRITTEN["hermes"][0]
 
     def text(
         self,
@@ -119,12 +139,17 @@ class ChatRenderer:
         answer: bool = True,
     ) -> str:
         """The chat as the template writes it; with `answer`, up to where the assistant's answer begins."""
-        chat = [template_message(message) for message in messages]
-        if not self._supports_tools:
-            chat = spell_out_tools(chat, tools)
-            tools = ()
         guard = self.tokenizer.guard
-        return self._render(map_text(chat, guard), map_text(list(tools), guard), options or {}, answer)
+        chat = map_text(self.history_form.apply([template_message(message) for message in messages]), guard)
+        given = map_text(list(tools), guard)
+        # Written after the guard, because only messages must not have control tokens.
+        if not self._writes_calls:
+            chat = [spell_out_message(message, self._written, results=not self._writes_results) for message in chat]
+        if given and self._instructs:
+            chat, given = with_instructions(chat, given, self._written), []
+        elif given and self._in_system:
+            chat, given = tools_in_system(chat, given), []
+        return self._render(chat, given, options or {}, answer)
 
     def render(self, chat: TemplateInput, at_most: int | None = None) -> RenderedPrompt:
         """The prompt of a chat. Raises ChatError, and TooLong if it has more than `at_most` tokens."""
@@ -155,7 +180,7 @@ class ChatRenderer:
         """Tokenise a text that `text` returned. Raises TooLong if it has more than `at_most` tokens."""
         end = text[-64:]
         ids = self.tokenizer.encode_chat(text, at_most)
-        return RenderedPrompt(ids, bool(_OPENS_REASONING.search(end)), bool(_ENDS_REASONING.search(end)))
+        return RenderedPrompt(ids, self.reasoning.opened_by(end), self.reasoning.ended_by(end))
 
     def text_prompt(self, given: str | list[int], at_most: int) -> RenderedPrompt:
         """The prompt of a text that is continued as it is; control tokens in it are control tokens.
@@ -178,13 +203,16 @@ class ChatRenderer:
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise ChatError(f"The model's chat template does not accept this conversation: {error}") from error
 
-    def _template_shows_tools(self) -> bool:
-        """Whether the template writes tools: try it with one and look for its name."""
-        tool = {"type": "function", "function": {"name": "a_probe", "description": "", "parameters": {}}}
+    def _try(self, chat: Sequence[Message], tools: Sequence[Any] = ()) -> str | None:
+        """The text of a conversation; None if the template refuses it."""
         try:
-            return "a_probe" in self._render([{"role": "user", "content": "Hello"}], [tool], {}, True)
+            return self._render(list(chat), list(tools), {}, True)
         except ChatError:
-            return False
+            return None
+
+    def _shows(self, chat: Sequence[Message], tools: Sequence[Any] = ()) -> bool:
+        """Whether the template writes the probe of a tool."""
+        return PROBE_TOOL["function"]["name"] in (self._try(chat, tools) or "")
 
 
 class MessageRenderer:
@@ -220,12 +248,10 @@ def estimated_tokens(chat: TemplateInput) -> int:
 
 
 def template_message(message: Message) -> Message:
-    """A message as templates expect it: content as text, known roles, arguments as objects."""
+    """A message as templates expect it: content as text, and known roles."""
     expected = {**message, "content": content_text(message.get("content"))}
     if message["role"] == "developer":
         expected["role"] = "system"
-    if calls := message.get("tool_calls"):
-        expected["tool_calls"] = [template_call(call) for call in calls]
     return expected
 
 
@@ -242,41 +268,35 @@ def images_in(content: Any) -> list[str]:
     return [part["image_url"]["url"] for part in parts if part.get("type") == IMAGE_PART]
 
 
-def template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments as an object; arguments that are not JSON stay text."""
-    function = dict(call["function"])
-    # A client sends back what the model wrote, which may be anything.
-    with contextlib.suppress(ValueError, RecursionError):
-        function["arguments"] = json.loads(function["arguments"])
-    return {**call, "type": "function", "function": function}
+def tools_in_system(chat: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Tools as a field of the system message, where some templates look for them."""
+    first, *others = chat
+    if first["role"] != "system":
+        first, others = {"role": "system", "content": ""}, list(chat)
+    return [{**first, "tools": json.dumps([tool["function"] for tool in tools], ensure_ascii=False)}, *others]
 
 
-def spell_out_tools(chat: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Write tools, calls and results into ordinary messages, for templates that do not support tools."""
-    spelled = [spell_out_message(message) for message in chat]
-    if not tools:
-        return spelled
+def with_instructions(chat: list[Message], tools: Sequence[Mapping[str, Any]], format: CallFormat) -> list[Message]:
+    """Write tools into the system message, for templates that do not show them."""
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    instructions = TOOL_INSTRUCTIONS.format(schemas=schemas)
-    if spelled and spelled[0]["role"] == "system":
-        first = {**spelled[0], "content": f"{spelled[0]['content']}\n\n{instructions}"}
-        return [first, *spelled[1:]]
-    return [{"role": "system", "content": instructions}, *spelled]
+    example = format.write("function-name", {"argument": "value"})
+    instructions = TOOL_INSTRUCTIONS.format(schemas=schemas, example=example)
+    if chat and chat[0]["role"] == "system":
+        first = {**chat[0], "content": f"{chat[0]['content']}\n\n{instructions}"}
+        return [first, *chat[1:]]
+    return [{"role": "system", "content": instructions}, *chat]
 
 
-def spell_out_message(message: Message) -> Message:
-    """A message without tool fields: calls as tags in the content, a tool's result as a user message."""
-    if message["role"] == "tool":
+def spell_out_message(message: Message, format: CallFormat = WRITTEN["hermes"][0], *, results: bool = True) -> Message:
+    """A message without tool fields: calls as text in the content; with `results`, a result as a user message."""
+    if message["role"] == "tool" and results:
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = message.get("tool_calls")
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
     if not calls:
         return message
-    calls_as_json = (
-        json.dumps({key: call["function"][key] for key in ("name", "arguments")}, ensure_ascii=False) for call in calls
-    )
-    blocks = [f"<tool_call>\n{text}\n</tool_call>" for text in calls_as_json]
-    content = "\n".join(filter(None, [message["content"], *blocks]))
-    return {"role": message["role"], "content": content}
+    separator = format.separator or ""
+    written = separator.join(format.write(call["name"], decoded(call["arguments"])) for call in calls)
+    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], written]))}
 
 
 def map_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from openclaw_rl.rendering.reasoning import THINK, Channels, Thoughts, WholeText, prefix_at_end
 from openclaw_rl.rendering.tokenizer import Detokenizer
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
 
@@ -17,13 +18,9 @@ class ReasoningText:
 
 #: A piece of content, a piece of reasoning, or a whole tool call.
 Delta = str | ReasoningText | ParsedToolCall
-Channel = Literal["reasoning", "content"]
-ChannelText = tuple[Channel, str]
 #: Consecutive text or reasoning and its number of characters, or consecutive calls and their number.
 Piece = tuple[str, int]
 USUAL_ORDER = ("reasoning", "text", "call")
-_OPEN = "<think>"
-_CLOSE = "</think>"
 
 
 class StopMatcher:
@@ -68,97 +65,6 @@ class StopMatcher:
         return held
 
 
-def prefix_at_end(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
-    longest = min(len(text), len(stop) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
-
-
-class ReasoningSplitter:
-    """Splits a `<think>…</think>` block off the beginning of a streaming response.
-
-    Takes the text in pieces of any size; returns the same text, each piece labelled with its channel, without the tags
-    and the whitespace around them.
-
-    `starts_inside` says that the prompt has already opened the block.
-
-    - Only a block at the very beginning (after whitespace) is reasoning. Anywhere else the tags are content.
-    - A response without the block is returned byte for byte.
-    - If the block is never closed, the whole response is reasoning.
-    - The text of each channel does not depend on how the response was cut into pieces.
-    - Only text that may be part of a tag is held back, and whitespace that a tag would remove.
-    """
-
-    def __init__(self, starts_inside: bool = False) -> None:
-        self._read = self._enter_block if starts_inside else self._begin
-        self._held = ""
-
-    def push(self, text: str) -> list[ChannelText]:
-        """Add the next piece of the response; return what has become certain. No returned piece is empty."""
-        held = self._held
-        self._held = ""
-        return self._read(held + text)
-
-    def flush(self) -> list[ChannelText]:
-        """End of the response: return what was held back and is not a tag."""
-        held = self._held
-        self._held = ""
-        if self._read == self._begin:
-            return _on_channel("content", held)
-        return _on_channel("reasoning", held) if self._read == self._in_block else []
-
-    def _begin(self, text: str) -> list[ChannelText]:
-        start = text.lstrip()
-        if start.startswith(_OPEN):
-            return self._enter_block(start.removeprefix(_OPEN))
-        if _OPEN.startswith(start):
-            self._held = text
-            return []
-        return self._in_content(text)
-
-    def _enter_block(self, text: str) -> list[ChannelText]:
-        self._read = self._enter_block
-        text = text.lstrip()
-        return self._in_block(text) if text else []
-
-    def _in_block(self, text: str) -> list[ChannelText]:
-        self._read = self._in_block
-        thought, closed, rest = text.partition(_CLOSE)
-        if closed:
-            return _on_channel("reasoning", thought.rstrip()) + self._leave_block(rest)
-        settled = text[: len(text) - _tag_begun(text)].rstrip()
-        self._held = text[len(settled) :]
-        return _on_channel("reasoning", settled)
-
-    def _leave_block(self, text: str) -> list[ChannelText]:
-        self._read = self._leave_block
-        text = text.lstrip()
-        return self._in_content(text) if text else []
-
-    def _in_content(self, text: str) -> list[ChannelText]:
-        self._read = self._in_content
-        return _on_channel("content", text)
-
-
-class WholeText:
-    """In the place of a `ReasoningSplitter`, for responses in which the tags mean nothing: all of it is content."""
-
-    def push(self, text: str) -> list[ChannelText]:
-        return _on_channel("content", text)
-
-    def flush(self) -> list[ChannelText]:
-        return []
-
-
-def _on_channel(channel: Channel, text: str) -> list[ChannelText]:
-    return [(channel, text)] if text else []
-
-
-def _tag_begun(text: str) -> int:
-    """How many characters at the end of `text` could be the beginning of the closing tag."""
-    return next((n for n in range(len(_CLOSE) - 1, 0, -1) if text.endswith(_CLOSE[:n])), 0)
-
-
 class ResponseParser:
     """Reads one completion. The result does not depend on how its tokens were grouped."""
 
@@ -169,13 +75,13 @@ class ResponseParser:
         opens_reasoning: bool = False,
         tools: ToolParser | None = None,
         *,
-        splits_reasoning: bool = True,
+        reasoning: Thoughts | Channels | None = THINK,
         one_call: bool = False,
     ) -> None:
-        """`one_call`: the response ends with its first tool call."""
+        """`reasoning`: how it is marked; None if all is content. `one_call`: the response ends with its first call."""
         self._decoder = detokenizer.stream()
         self._stops = StopMatcher(stops)
-        self._splitter = ReasoningSplitter(starts_inside=opens_reasoning) if splits_reasoning else WholeText()
+        self._splitter = WholeText() if reasoning is None else reasoning.splitter(opens_reasoning)
         self._tools = tools
         self._one_call = one_call
         self._may_stop = one_call or bool(stops)

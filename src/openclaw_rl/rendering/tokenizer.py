@@ -2,7 +2,8 @@
 
 Control tokens such as `<|im_start|>` split a rendered chat into segments that tokenise independently, so the ids of a
 segment can be cached. Only the template may write control tokens: the same characters in a message are changed by
-`guard` before rendering, and become ordinary text. Special tokens are dropped from the text of sampled ids.
+`guard` before rendering, and become ordinary text. Control tokens are dropped from the text of sampled ids, unless
+they are asked for.
 """
 
 import os
@@ -10,7 +11,8 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -37,7 +39,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer:
-    """What all responses of one tokenizer share, computed once; `stream` begins a response."""
+    """What all responses of one tokenizer share, computed once; `stream` begins a response.
+
+    Control tokens are not part of the text, except those that are shown.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -46,6 +51,13 @@ class Detokenizer:
         # A model's output layer is often larger than the vocabulary; `decode` skips the extra ids like special ones.
         self.visible = frozenset(id for id in vocabulary if id not in added or not added[id].special)
         self.single_bytes = frozenset(id for id in self.visible if _BYTE_TOKEN.fullmatch(vocabulary[id]))
+
+    def showing(self, tokens: Collection[str]) -> "Detokenizer":
+        """One that shows these control tokens too, as far as the vocabulary has them."""
+        shown = copy(self)
+        ids = map(self.tokenizer.token_to_id, tokens)
+        shown.visible = self.visible | {id for id in ids if id is not None}
+        return shown
 
     def stream(self) -> "StreamDecoder":
         return StreamDecoder(self)
@@ -110,7 +122,8 @@ class StreamDecoder:
         return piece
 
     def _text(self) -> str:
-        return self._shared.tokenizer.decode(self._window, skip_special_tokens=True)
+        # The window has only visible ids.
+        return self._shared.tokenizer.decode(self._window, skip_special_tokens=False)
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -242,6 +255,7 @@ class ChatTokenizer:
         self.template = chat_template(folder, self.settings)
         self.eos_ids = eos_ids(folder, self)
         added = self.backend.get_added_tokens_decoder()
+        self.added_tokens = frozenset(token.content for token in added.values())
         self._control = {t.content: id for id, t in added.items() if t.special}
         self._strips_left = {t.content for t in added.values() if t.lstrip}
         self._strips_right = {t.content for t in added.values() if t.rstrip}

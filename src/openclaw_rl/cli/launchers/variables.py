@@ -6,7 +6,9 @@ Variables that the options themselves name, as docs/options.md lists them, need 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from openclaw_rl.api.options import ToolParserName
 from openclaw_rl.cli.launchers.scripts import Runs
 from openclaw_rl.config.options import ConfigError, flag
 from openclaw_rl.learn.checkpoints import RECORD, Checkpoints
@@ -17,7 +19,11 @@ EVALUATION = Runs.EVALUATION
 #: Where learning takes place.
 LEARN = (SERVER, EPISODES)
 #: Names of tool-call formats elsewhere, and ours.
-TOOL_PARSERS = {"qwen": "hermes", "qwen25": "hermes", "hermes": "hermes", "llama3": "llama3", "auto": "auto"}
+TOOL_PARSERS: dict[str, str] = {
+    **{name: name for name in get_args(ToolParserName)},
+    **{"qwen": "hermes", "qwen25": "hermes", "gpt-oss": "harmony", "glm45": "glm"},
+    **{"deepseekv3": "deepseek", "deepseekv31": "deepseek"},
+}
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 LATEST = "latest"
 

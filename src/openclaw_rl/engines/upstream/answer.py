@@ -9,7 +9,8 @@ from pydantic_core import from_json
 from openclaw_rl.client import error_message, events
 from openclaw_rl.engines.base import ApiRefused
 from openclaw_rl.http_client import HttpError, HttpResponse
-from openclaw_rl.rendering.response import Delta, ReasoningSplitter, ReasoningText, WholeText
+from openclaw_rl.rendering.reasoning import ReasoningSplitter, WholeText
+from openclaw_rl.rendering.response import Delta, ReasoningText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, new_call_id
 
 #: The status of an answer that broke off or cannot be read.
