@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from pydantic import BaseModel
+from tokenizers import AddedToken, Tokenizer
 
 from openclaw_rl.api.options import ApiKey
+from openclaw_rl.types import SampleRequest
 from support.harness import MODEL, Bench, openai_error, running, wait_for
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -442,3 +445,37 @@ def test_only_the_first_key_operates_the_server(tiny_model: Path) -> None:
             assert ask("GET", "/readyz", secret).json()["capture"] == "off"
         bench.sampler.closed = True
         assert (ask("GET", "/readyz").status_code, ask("GET", "/readyz").json()) == (503, {"ready": False})
+
+
+class ChannelBench(Bench):
+    """Its model writes control tokens."""
+
+    def script(self, request: SampleRequest, index: int) -> list[int]:
+        return self.renderer.tokenizer.encode_chat(self.says)
+
+
+def test_channels_of_gpt_oss_over_http(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    marks = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(
+        "{{ tools | tojson }}{# <|channel|>analysis<|message|> #}"
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
+    )
+    with running(ChannelBench(folder)) as bench:
+        bench.says = (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.look "
+            '<|constrain|>json<|message|>{"at": 1}<|call|>'
+        )
+        answer = bench.client.chat.completions.create(model=MODEL, messages=HELLO, tools=TOOLS)
+        message = answer.choices[0].message
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("look", '{"at": 1}')]
+        assert message.to_dict()["reasoning_content"] == "hm"
+        bench.says = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hello"
+        stream = bench.client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+        deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+        assert "".join(delta.content or "" for delta in deltas) == "hello"
