@@ -82,7 +82,7 @@ renderer.text([{{"role": "user", "content": "Hello"}}])
 print("torch" in sys.modules)
 import torch
 from openclaw_rl.engines.local.process import sampler_worker
-sampler_worker.load_decoder(model, torch.float32, torch.device("cpu"))
+sampler_worker.load_language_model(model, torch.float32, torch.device("cpu"))
 print([name for name in ("transformers", "torch._dynamo") if name in sys.modules])
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -542,7 +542,7 @@ import os, signal, subprocess, sys, time
 hold = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE)
 child.stdout.readline()
-signal.signal(signal.SIGTERM, lambda *_: (child.kill(), sys.exit()))
+signal.signal(signal.SIGTERM, lambda *_: (child.kill(), os._exit(0)))
 print(os.getpid(), child.pid, flush=True)
 time.sleep(600)
 """
