@@ -189,26 +189,29 @@ def test_the_guard_says_what_it_found_and_examines_what_it_does_not_know_after_a
         return httpx.get(f"{program.url}/readyz", timeout=60).json()["guard"] or {"policy_version": None}
 
     with learning(tiny_model, tmp_path, "--guard") as program:
-        until(lambda: found(program)["policy_version"] == 0, program)
+        teach(program)
+        until(lambda: found(program)["policy_version"] == 1, program)
         ready = found(program)
-        assert (ready["asked"], ready["last_good"], ready["worse"], ready["cautious"]) == (32, 0, "", "")
+        assert (ready["asked"], ready["last_good"], ready["worse"], ready["cautious"]) == (33, 1, "", ""), (
+            "one is its own"
+        )
         assert {"sensible", "tokens", "faulty", "distance", "perplexity"} <= ready.keys()
         assert program.metric("openclaw_guard_tokens") == ready["tokens"] > 1
-        teach(program)
-        until(lambda: version(program) == 1, program)
-        assert status(tmp_path)["guard"] == ready
-        said = f"olicy 0 gave {ready['passed']} sensible answers to 32 plain prompts"
-        assert f"Guard: p{said}" in " ".join(command(tmp_path, "status").split())
-        assert f"P{said}" in httpx.get(f"{program.url}/dashboard/learning", timeout=60).text
-        (step,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-        assert step["guard_tokens"] == ready["tokens"]
-        assert "Traceback" not in program.log
-    # It was killed, and the next start has not examined policy 1 yet.
-    with learning(tiny_model, tmp_path, "--guard") as program:
-        until(lambda: found(program)["policy_version"] == 1, program)
         (checkpoint,) = Checkpoints(tmp_path / "checkpoints", 3).all()
         assert (checkpoint.version, checkpoint.for_guard) == (1, True)
-        assert "Guard: policy 1 gave" in command(tmp_path, "checkpoints")
+        assert status(tmp_path)["guard"] == ready
+        said = f"olicy 1 gave {ready['passed']} sensible answers to 33 plain prompts"
+        assert f"Guard: p{said}" in " ".join(command(tmp_path, "status").split())
+        assert f"P{said}" in httpx.get(f"{program.url}/dashboard/learning", timeout=60).text
+        teach(program)
+        until(lambda: version(program) == 2, program)
+        *_, step = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        assert step["guard_tokens"] == ready["tokens"]
+        assert "Traceback" not in program.log
+    # It was killed, and the next start has not examined policy 2 yet.
+    with learning(tiny_model, tmp_path, "--guard") as program:
+        until(lambda: found(program)["policy_version"] == 2, program)
+        assert "Guard: policy 2 gave" in command(tmp_path, "checkpoints")
         assert "The guard has set no turns aside." in command(tmp_path, "relearn")
     assert "The guard has set no turns aside." in command(tmp_path, "relearn")
 

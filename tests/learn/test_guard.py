@@ -152,6 +152,12 @@ async def test_a_ruined_policy_is_left_its_turns_are_set_aside_and_one_call_lear
     run.check()
 
 
+async def test_the_base_model_is_the_measure_also_after_a_kill(run: LearningRun) -> None:
+    await run.start()
+    await run.until(lambda: watch(run).state.start is not None)
+    assert GuardState.read(run.folder / FILE).start == PlainAnswers(0)
+
+
 async def test_a_policy_that_is_as_good_as_before_goes_on(run: LearningRun) -> None:
     await run.start()
     await asyncio.sleep(0.1)

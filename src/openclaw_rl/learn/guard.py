@@ -169,6 +169,7 @@ class Guard:
         if version == BASE_VERSION and self.state.start is None and self.keeps_base:
             # Only the first policy is compared with it, so it need not answer anything before.
             self.state.start = self.state.good = PlainAnswers(BASE_VERSION)
+            self._save()
         good = self.state.good
         is_known = good is not None and good.version == version
         return not is_known and (self._budget.is_due or self.is_worse(version))
