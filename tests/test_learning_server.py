@@ -182,6 +182,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
     assert "no checkpoint of policy version 77" in " ".join(refusal.split())
 
 
+@pytest.mark.more
 def test_the_guard_says_what_it_found_and_examines_what_it_does_not_know_after_a_kill(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -345,9 +345,7 @@ def test_both_models_are_asked_what_the_run_was_asked_first(
     report: Report,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from openclaw_rl.dashboard import answers
-
-    monkeypatch.setattr(answers, "ANSWER_TOKENS", 12)
+    monkeypatch.setattr("openclaw_rl.dashboard.report.ANSWER_TOKENS", 12)
     for question in ("the fox", "the fox", "hello world", "what is the answer?", "lazy dog"):
         answered(book, tokenizer, question, "oh", "next", session=f"{question} {len(book.rows('SELECT * FROM turns'))}")
     a_checkpoint(folder, adapters[2])

@@ -39,7 +39,7 @@ SAMPLERS = [
     LocalHarness,
     later(TransformersHarness),
     TinkerHarness,
-    VllmHarness,
+    later(VllmHarness),
     later(SglangHarness),
     later(FullWeightsVllmHarness),
     later(FullWeightsSglangHarness),

@@ -177,8 +177,8 @@ TRANSFORMERS_FAMILIES: dict[str, PreTrainedConfig] = {
     "gpt-neox": GPTNeoXConfig(**OTHERS),
 }
 
-#: Between them: windows, soft caps, sinks, experts, and heads of several sizes.
-CORE = ("gemma2", "gpt-oss", "gemma4")
+#: Between them: windows, soft caps, sinks and experts.
+CORE = ("gemma2", "gpt-oss")
 
 
 def core_and_more(families: Iterable[str], core: Sequence[str] = CORE) -> list[Any]:

@@ -471,4 +471,4 @@ def layer_prefix(path: str, layer: int) -> str | None:
 
 
 def in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
+    return " ".join(str(error).split())[:MAX_REASON_CHARACTERS].rstrip(".")
