@@ -443,6 +443,8 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
         assert await run.loop.examine()
         done = await server.ended(server.ask_for(note))
         assert done.state is PracticeState.STOPPED
+        assert done.made == 0, "all its steps were made before the guard examined"
+        assert run.learner.calls.count("step") == 3
         assert done.reason.startswith("the policy became worse, so the one before serves again (the guard: ")
         assert server.note(note.number).state is NoteState.ACTIVE
         assert not run.applied()

@@ -95,6 +95,8 @@ class LearnLoop:
         self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases, guard)
         self.may_practise: Callable[[], bool] = lambda: True
         """Whether a step on practised answers may begin now."""
+        self.examines_later = False
+        """Whether a practice is under way, which lets the guard examine at its end."""
         self.trouble = ""
         """Why no step can be made at the moment; empty if one can."""
         self._lock = asyncio.Lock()
@@ -428,7 +430,9 @@ class LearnLoop:
 
     def _is_examination_due(self) -> bool:
         """Whether the guard should examine now. Lost steps are made again first."""
-        return not (self.guard is None or self.line.lost or self._stopping) and self.guard.is_due(self.version)
+        if self.guard is None or self.line.lost or self._stopping or self.examines_later:
+            return False
+        return self.guard.is_due(self.version)
 
     def _due(self) -> int:
         """How many turns to train on now; 0 means wait."""

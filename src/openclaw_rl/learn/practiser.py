@@ -119,12 +119,14 @@ class Practiser:
         if current is None:
             await asyncio.sleep(self.settings.poll_seconds)
             return
+        self.loop.examines_later = True
         try:
             await self._practise(current)
         except (Ended, CannotPractise, UnknownNote) as error:
             log.info("The practice of note %d ends early: %s", current.note, error)
             await self.ledger.write(practices.set_state, current.number, PracticeState.STOPPED, str(error))
         finally:
+            self.loop.examines_later = False
             self._teacher = None
 
     async def _practise(self, current: Practice) -> None:
