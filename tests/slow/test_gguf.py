@@ -29,7 +29,7 @@ from openclaw_rl.engines.local.gguf_tokens import SPLITS
 from openclaw_rl.engines.local.merge import fitting_adapter, merge_adapter
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.models import fetch_model
-from support.decoders import LLAMA3_ROPE, SIZE, causal
+from support.decoders import LLAMA3_ROPE, SIZE, causal, save_random
 from support.llama_cpp import ask
 from support.tiny_models import TEMPLATE, tiny_tokenizer
 
@@ -69,12 +69,7 @@ TEXTS = [
 
 def save_model(folder: Path, config: PreTrainedConfig) -> Path:
     """A model with random weights of all kinds, norms and biases too, and the tiny tokenizer."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
+    save_random(config, folder)
     save_tokenizer(folder, tiny_tokenizer())
     return folder
 

@@ -3,12 +3,13 @@
 import contextlib
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from support.judge_server import QuietServer, serve
 
 Body = dict[str, Any]
 
@@ -49,7 +50,7 @@ class ChatApi:
         """Requests whose client went away."""
         self.models: list[Body] = [{"id": "their-model", "object": "model", "max_model_len": 4096}]
         self._port = 0
-        self._server: ThreadingHTTPServer | None = None
+        self._server: QuietServer | None = None
         self._connections: list[socket.socket] = []
         self.start()
 
@@ -119,17 +120,8 @@ class ChatApi:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            block_on_close = False
-            request_queue_size = 128
-
-            def handle_error(self, *_: Any) -> None:
-                """Ignore clients that disconnect."""
-
-        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._server = serve(Handler, self._port)
         self._port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
         """Refuse connections from now on, and break those that there are, as a killed program does."""

@@ -48,6 +48,24 @@ def opinion(score: str = "1", hint: str = "") -> Callable[[Body], Reply]:
     return answer
 
 
+class QuietServer(ThreadingHTTPServer):
+    """A server whose clients may come and go as they like."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def handle_error(self, *_: Any) -> None:
+        """Ignore clients that disconnect."""
+
+
+def serve(handler: type[BaseHTTPRequestHandler], port: int = 0) -> QuietServer:
+    """Answer on loopback, in a thread of its own; without a port, on one that is free."""
+    server = QuietServer(("127.0.0.1", port), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
+
+
 class JudgeServer:
     """The endpoint. It calls `answer` for each request in a thread of its own, so `answer` may block."""
 
@@ -84,17 +102,8 @@ class JudgeServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            block_on_close = False
-            request_queue_size = 64
-
-            def handle_error(self, *_: Any) -> None:
-                """Ignore clients that disconnect."""
-
-        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._server = serve(Handler, self._port)
         self._port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
         """Refuse connections from now on."""
