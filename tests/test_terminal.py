@@ -15,7 +15,7 @@ from rich.text import Text
 
 from openclaw_rl.app.config import load
 from openclaw_rl.app.console import banner
-from openclaw_rl.terminal import SafeConsole, printable
+from openclaw_rl.terminal import SafeConsole, agrees, printable
 
 LONG = "step 12: " + "a word and " * 30 + "[the end]"
 LOGS = f"""
@@ -121,3 +121,12 @@ def test_the_command_that_it_says_works_as_pasted_from_another_folder(
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     pasted = subprocess.run(after.splitlines()[0], shell=True, cwd="/", env=bare, capture_output=True, text=True)
     assert f"No server runs in {folder / config.run.run_dir}" in pasted.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "means"), [("y\n", True), (" YES \n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_only_a_yes_is_an_agreement(monkeypatch: pytest.MonkeyPatch, typed: str, means: bool) -> None:
+    """Ctrl-D ends the input, which is no yes."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert agrees("Change it?") is means

@@ -56,6 +56,14 @@ def on_terminal(*, stderr: bool = False) -> bool:
     return (sys.stderr if stderr else sys.stdout).isatty()
 
 
+def agrees(question: str) -> bool:
+    """Ask whoever sits at the terminal. Anything but y or yes means no, and so does the end of the input."""
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
 class WordWriter:
     """Writes text in pieces, and breaks lines only between words. Without a width, lines are never broken.
 

@@ -13,7 +13,7 @@ from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts, Setup
 from openclaw_rl.connect.files import Change, addition, removal
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import agrees, console
 
 DOC = "configure a client (OpenClaw, Claude Code, Codex …) for the running server"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -92,4 +92,4 @@ def confirmed(change: "Change", secret: str, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UserError("Nothing was changed: give --yes to change the file without being asked, or --print.")
-    return input("Change the file? [y/N] ").strip().lower() in ("y", "yes")
+    return agrees("Change the file?")

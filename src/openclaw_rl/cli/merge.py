@@ -11,7 +11,7 @@ from rich.text import Text
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console, progress
+from openclaw_rl.terminal import agrees, console, progress
 
 if TYPE_CHECKING:
     from openclaw_rl.engines.local.gguf_export import GgufExport
@@ -188,5 +188,4 @@ def agreed(owner: str, notes: list[str]) -> bool:
     out.print(Text(f"The notes of {owner} that are active:"), soft_wrap=True)
     for note in notes:
         out.print(Text(f"  {note}"), soft_wrap=True)
-    question = f"Put them into the {MODELFILE}? Whoever gets the file can read them. [y/N] "
-    return input(question).strip().lower() in ("y", "yes")
+    return agrees(f"Put them into the {MODELFILE}? Whoever gets the file can read them.")
