@@ -123,7 +123,7 @@ REFUSALS = [
     (
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]}]},
         400,
-        "tool_result.content.0.type: 'image' is not supported, only 'text'",
+        "this model cannot see images",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},

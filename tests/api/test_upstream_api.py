@@ -143,6 +143,58 @@ def test_tools_schemas_and_images_are_handed_through(front: Front) -> None:
     assert picture in front.api.requests[-1]["messages"][0]["content"]
 
 
+def test_fields_that_only_the_api_knows_are_handed_through_and_ours_stay_here(front: Front) -> None:
+    theirs = {"service_tier": "flex", "min_p": 0.1, "provider": {"order": ["x"]}, "user": "u", "grammar": "x ::= 1"}
+    known = {"reasoning_effort": "low", "seed": 3, "logit_bias": {"5": -100}, "top_k": 4, "stop": list("abcde")}
+    options = {"chat_template_kwargs": {"enable_thinking": False}}
+    ours = {"session_id": "s", "turn_type": "side", "session_done": True, "prompt_cache_key": "k", "store": False}
+    answer = front.client.chat.completions.create(
+        model="tiny", messages=ASK, extra_body={**theirs, **known, **options, **ours}, max_completion_tokens=9
+    )
+    assert answer.choices[0].message.content == "hello world"
+    own = {"model", "messages", "stream", "stream_options", "max_tokens"}
+    asked = front.api.requests[-1]
+    assert {name: value for name, value in asked.items() if name not in own} == {**theirs, **known, **options}
+    schema = {"name": "a", "description": "An answer.", "schema": {"type": "object"}}
+    front.post({"messages": ASK, "response_format": {"type": "json_schema", "json_schema": schema}})
+    assert front.api.requests[-1]["response_format"]["json_schema"] == schema
+
+
+def test_images_in_results_of_tools_are_shown_after_them(front: Front) -> None:
+    picture = {"type": "image_url", "image_url": {"url": PNG}}
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    results: list[Any] = [
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": source}]},
+        {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "text", "text": "No picture."}]},
+    ]
+    calls: list[Any] = [{"type": "tool_use", "id": id, "name": "look", "input": {}} for id in "ab"]
+    conversation: list[Any] = [
+        *ASK,
+        {"role": "assistant", "content": calls},
+        {"role": "user", "content": [*results, {"type": "text", "text": "And?"}]},
+    ]
+    front.anthropic.messages.create(model="tiny", max_tokens=7, messages=conversation)
+    shown = front.api.requests[-1]["messages"][2:]
+    assert [message["role"] for message in shown] == ["tool", "tool", "user", "user"]
+    assert all(isinstance(message["content"], str) and message["content"] for message in shown[:2])
+    assert picture in shown[2]["content"]
+    assert shown[3]["content"] == "And?"
+    recorded = front.turns()[-1].messages
+    assert recorded[2]["content"] == [picture]
+    items: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": PNG}]},
+    ]
+    front.client.responses.create(model="tiny", input=items)
+    assert picture in front.api.requests[-1]["messages"][-1]["content"]
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    seen = {"role": "tool", "content": "", "images": ["iVBORw0KGgo="]}
+    body = {"model": "tiny", "messages": [*ASK, called, seen], "stream": False}
+    assert httpx.post(f"{front.url}/api/chat", json=body).status_code == 200
+    assert picture in front.api.requests[-1]["messages"][-1]["content"]
+
+
 def test_reasoning_in_tags_and_answers_that_are_not_streamed_are_read(front: Front) -> None:
     front.api.answer = lambda _body: words("<think>so", "</think>\n\n", "Yes.", streams=False)
     message = front.client.chat.completions.create(model="tiny", messages=ASK).choices[0].message

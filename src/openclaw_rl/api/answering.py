@@ -1,6 +1,7 @@
 """Starts the answer to a request: as tokens that are sampled here, or as text from another API."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import PASSED_ON, ChatRequest, TextRequest, TranslatedRequest
 from openclaw_rl.engines.base import ChatCall, Sampler, TextSampler, VersionGone
 from openclaw_rl.rendering.call_format import call_format
-from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt
+from openclaw_rl.rendering.chat import IMAGE_PART, ChatRenderer, Message, RenderedPrompt, content_text, images_in
 from openclaw_rl.rendering.context import SYSTEM_ROLES
 from openclaw_rl.rendering.reasoning import THINK
 from openclaw_rl.rendering.response import ResponseParser
@@ -33,6 +34,9 @@ GENERATION_CONFIG_FIELDS = {
     "top_k": "top_k",
     "max_new_tokens": "max_tokens",
 }
+#: What a model is told about the images of tools.
+IMAGE_FOLLOWS = "The result is an image, which follows."
+IMAGES_OF_TOOLS = "The images of the tools' results:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +192,10 @@ class TextAnswers:
 
 
 def request_body(request: ChatRequest, prompt: RenderedPrompt) -> dict[str, Any]:
-    """A request as another API gets it: with the messages of the prompt, notes among them."""
+    """A request as another API gets it: with the messages of the prompt, notes among them, and fields unknown here."""
     assert prompt.chat is not None
-    body = {name: value for name in PASSED_ON if (value := getattr(request, name)) is not None}
+    known = {name: value for name in PASSED_ON if (value := getattr(request, name)) is not None}
+    body = {**(request.model_extra or {}), **known}
     if isinstance(request, TranslatedRequest):
         # Only vLLM and llama.cpp know it, and no client of another wire has asked for it.
         body.pop("chat_template_kwargs", None)
@@ -198,7 +203,7 @@ def request_body(request: ChatRequest, prompt: RenderedPrompt) -> dict[str, Any]
         body["max_tokens"] = most
     if isinstance(request, TextRequest):
         return body | {"prompt": request.prompt}
-    body["messages"] = [passed_message(message) for message in prompt.chat.messages]
+    body["messages"] = list(passed_messages(prompt.chat.messages))
     if request.response_format is not None:
         body["response_format"] = request.response_format.model_dump(by_alias=True, exclude_none=True)
     if not request.offered_tools:
@@ -211,8 +216,28 @@ def request_body(request: ChatRequest, prompt: RenderedPrompt) -> dict[str, Any]
     return body
 
 
+def passed_messages(messages: Sequence[Message]) -> Iterator[Message]:
+    """Messages as every API accepts them. Most take images of users alone, so those of tools follow their results."""
+    images: list[str] = []
+    for message in messages:
+        if message["role"] != "tool" and images:
+            yield images_message(images)
+            images = []
+        if message["role"] == "tool" and (found := images_in(message.get("content"))):
+            images += found
+            message = {**message, "content": content_text(message["content"]) or IMAGE_FOLLOWS}
+        yield passed_message(message)
+    if images:
+        yield images_message(images)
+
+
+def images_message(images: Sequence[str]) -> Message:
+    parts = [{"type": IMAGE_PART, "image_url": {"url": url}} for url in images]
+    return {"role": "user", "content": [{"type": "text", "text": IMAGES_OF_TOOLS}, *parts]}
+
+
 def passed_message(message: Message) -> Message:
-    """A message as every API accepts it: without reasoning, and with a role that older ones know."""
+    """A message without reasoning, and with a role that older APIs know."""
     passed = {name: value for name, value in message.items() if name != "reasoning_content"}
     passed["role"] = "system" if message["role"] in SYSTEM_ROLES else message["role"]
     return {**passed, "content": message.get("content") or ""}

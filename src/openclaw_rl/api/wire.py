@@ -1,4 +1,7 @@
-"""Request bodies: the fields of OpenAI's API that have an effect, and this server's. Unknown fields are ignored."""
+"""Request bodies: the fields of OpenAI's API that have an effect, and this server's.
+
+Unknown fields have no effect here. Those of a chat request are kept for another API, which may know them.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -140,6 +143,8 @@ class PlainFormat(WireModel):
 
 
 class NamedSchema(WireModel):
+    model_config = ConfigDict(extra="allow")
+
     name: str = ""
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
@@ -167,7 +172,7 @@ class ChatRequest(CaptureFields):
     """The body of POST /v1/chat/completions. Requests of other wires are translated into one."""
 
     # OpenAI refuses numbers in quotes too.
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
 
     messages: ListOf[ChatMessage] = Field(min_length=1)
     model: str | None = None
@@ -268,7 +273,7 @@ def check_supported(request: ChatRequest, messages: Sequence[Mapping[str, Any]],
         if not passed_on and images_in(message.get("content")):
             reason = "this model cannot see images; send text only"
             raise ApiError(400, f"messages.{index}.content: {reason}.", param=f"messages.{index}.content")
-    if len(request.stops) > MAX_STOPS:
+    if len(request.stops) > MAX_STOPS and not passed_on:
         raise ApiError(400, f"stop takes at most {MAX_STOPS} strings.", param="stop")
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")

@@ -1,7 +1,7 @@
 """Anthropic's Messages API: its requests as chat requests, and answers as one message or as a stream of events."""
 
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -78,14 +78,16 @@ class MessagesToolUse(WireModel):
 class MessagesToolResult(WireModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | ListOf[MessagesText] | None = None
+    content: str | ListOf[Annotated[MessagesText | MessagesImage, Field(discriminator="type")]] | None = None
     is_error: bool = False
 
     @property
-    def text(self) -> str:
+    def chat_content(self) -> str | list[dict[str, Any]]:
+        parts = self.content if isinstance(self.content, list) else ()
+        images = [part.chat_part for part in parts if isinstance(part, MessagesImage)]
         text = joined(self.content)
         is_marked = text.lower().startswith(("error", "<error", "<tool_use_error"))
-        return f"Error: {text}" if self.is_error and not is_marked else text
+        return with_images(f"Error: {text}" if self.is_error and not is_marked else text, images)
 
 
 ContentBlock = Annotated[
@@ -255,7 +257,7 @@ def user_messages(role: str, blocks: list[ContentBlock]) -> Iterator[dict[str, A
             yield {"role": role, "content": with_images("\n".join(texts), images)}
             texts, images = [], []
         if isinstance(block, MessagesToolResult):
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.chat_content}
         elif is_alone:
             yield {"role": role, "content": block.text}
         else:
@@ -264,8 +266,10 @@ def user_messages(role: str, blocks: list[ContentBlock]) -> Iterator[dict[str, A
         yield {"role": role, "content": with_images("\n".join(texts), images)}
 
 
-def joined(content: str | list[MessagesText] | None, separator: str = "\n") -> str:
-    return content or "" if not isinstance(content, list) else separator.join(block.text for block in content)
+def joined(content: str | Sequence[MessagesText | MessagesImage] | None, separator: str = "\n") -> str:
+    if isinstance(content, str):
+        return content
+    return separator.join(block.text for block in content or () if isinstance(block, MessagesText))
 
 
 def template_options(thinking: ThinkingConfig | None) -> dict[str, Any] | None:

@@ -133,13 +133,14 @@ def chat_messages(given: list[OllamaMessage]) -> Iterator[dict[str, Any]]:
     pending: list[tuple[str, str]] = []
     number = 0
     for message in given:
+        images = [image_part(image_url(image)) for image in message.images or ()]
+        content = with_images(message.content, images)
         if message.role == "tool":
             place = next((i for i, (_id, name) in enumerate(pending) if name == message.tool_name), 0)
             id = pending.pop(place)[0] if pending else ""
-            yield {"role": "tool", "tool_call_id": id, "content": message.content}
+            yield {"role": "tool", "tool_call_id": id, "content": content}
             continue
-        images = [image_part(image_url(image)) for image in message.images or ()]
-        chat: dict[str, Any] = {"role": message.role, "content": with_images(message.content, images)}
+        chat: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             chat["reasoning_content"] = message.thinking
         if message.tool_calls:

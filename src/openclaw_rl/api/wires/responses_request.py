@@ -36,10 +36,13 @@ class ItemImage(WireModel):
     image_url: str
 
 
+ItemPart = Annotated[ItemText | ItemImage, Field(discriminator="type")]
+
+
 class MessageItem(WireModel):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | ListOf[Annotated[ItemText | ItemImage, Field(discriminator="type")]]
+    content: str | ListOf[ItemPart]
 
 
 class FunctionCallItem(WireModel):
@@ -52,7 +55,7 @@ class FunctionCallItem(WireModel):
 class FunctionOutputItem(WireModel):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | ListOf[ItemText]
+    output: str | ListOf[ItemPart]
 
 
 class ReasoningItem(WireModel):
@@ -88,12 +91,16 @@ def chat_messages(given: str | list[InputItem]) -> Iterator[dict[str, Any]]:
 
 def other_message(item: FunctionOutputItem | MessageItem) -> dict[str, Any]:
     if isinstance(item, FunctionOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)}
+        return {"role": "tool", "tool_call_id": item.call_id, "content": chat_content(item.output)}
     # The role `system` is kept for instructions, which the next request may replace.
     role = "developer" if item.role == "system" else item.role
-    parts = () if isinstance(item.content, str) else item.content
+    return {"role": role, "content": chat_content(item.content)}
+
+
+def chat_content(content: str | Sequence[ItemText | ItemImage]) -> str | list[dict[str, Any]]:
+    parts = () if isinstance(content, str) else content
     images = [image_part(part.image_url) for part in parts if isinstance(part, ItemImage)]
-    return {"role": role, "content": with_images(joined(item.content), images)}
+    return with_images(joined(content), images)
 
 
 def assistant_message(items: list[AnswerItem]) -> dict[str, Any]:
