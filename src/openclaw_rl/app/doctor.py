@@ -136,7 +136,8 @@ def memory(config: Config) -> Finding:
     """Whether the weights fit into the free memory."""
     free = usable_memory() / GIB
     needed = SERVER_GIB + weights_gib(config)
-    text = f"{free:.1f} GiB free; the model needs about {needed:.1f} GiB"
+    who = "server" if config.engine.takes_text else "model"
+    text = f"{free:.1f} GiB free; the {who} needs about {needed:.1f} GiB"
     return ok(text) if free > needed else broken(text, "end other programs, or choose a smaller --model-name")
 
 
