@@ -207,7 +207,7 @@ def test_turns_are_recorded_as_text_and_continue_each_other(front: Fronted) -> N
 @pytest.mark.parametrize(
     ("said", "status", "words_in_it"),
     [
-        (refusal(401, f"Incorrect API key: {KEY}"), 401, "UPSTREAM_API_KEY"),
+        (refusal(401, f"Incorrect API key: {KEY}"), 401, "***. Check UPSTREAM_API_KEY"),
         (refusal(429, "Slow down", **{"Retry-After": "7"}), 429, "Slow down"),
         (refusal(500, "Oops"), 500, "Oops"),
         (refusal(529, "Overloaded"), 529, "Overloaded"),

@@ -201,7 +201,8 @@ async def behind_api(config: Config) -> Finding:
             names = [model["id"] for model in await upstream.models()]
         except ServerError as error:
             mend = "start the API, or check --upstream-url and UPSTREAM_API_KEY"
-            return broken(f"{upstream.api.url} does not answer: {error.message}", mend)
+            said = f"answers {error.status}" if error.status else "does not answer"
+            return broken(f"{upstream.api.url} {said}: {error.message}", mend)
         finally:
             await upstream.api.close()
         if names and options.upstream_model not in names:
