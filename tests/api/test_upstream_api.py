@@ -126,7 +126,7 @@ def test_tools_schemas_and_images_are_handed_through(front: Fronted) -> None:
 
 
 def test_fields_that_only_the_api_knows_are_handed_through_and_ours_stay_here(front: Fronted) -> None:
-    theirs = {"service_tier": "flex", "min_p": 0.1, "provider": {"order": ["x"]}, "user": "u", "grammar": "x ::= 1"}
+    theirs = {"service_tier": "flex", "min_p": 0.1, "provider": {"order": ["x"]}, "user": "u", "prompt": "x"}
     known = {"reasoning_effort": "low", "seed": 3, "logit_bias": {"5": -100}, "top_k": 4, "stop": list("abcde")}
     options = {"chat_template_kwargs": {"enable_thinking": False}}
     ours = {"session_id": "s", "turn_type": "side", "session_done": True, "prompt_cache_key": "k", "store": False}
@@ -137,6 +137,7 @@ def test_fields_that_only_the_api_knows_are_handed_through_and_ours_stay_here(fr
     own = {"model", "messages", "stream", "stream_options", "max_tokens"}
     asked = front.api.requests[-1]
     assert {name: value for name, value in asked.items() if name not in own} == {**theirs, **known, **options}
+    assert front.api.paths[-1] == "/v1/chat/completions"
     schema = {"name": "a", "description": "An answer.", "schema": {"type": "object"}}
     front.post({"messages": ASK, "response_format": {"type": "json_schema", "json_schema": schema}})
     assert front.api.requests[-1]["response_format"]["json_schema"] == schema
