@@ -9,7 +9,8 @@ import time
 from statistics import fmean
 
 from openclaw_rl.ledger.errors import BadResult
-from openclaw_rl.types import EpisodeState, GroupProgress, Queue, State, TurnKind
+from openclaw_rl.ledger.sessions import IMPORTED
+from openclaw_rl.types import SHARED, EpisodeState, GroupProgress, Queue, State, TurnKind
 
 #: Closed groups of which no turn is still to be scored or judged.
 JUDGED_GROUPS = (
@@ -37,6 +38,14 @@ OF_GROUP = (
     "SELECT t.number FROM episodes e JOIN turns t ON t.session = e.session "
     f"WHERE e.group_number = ? AND e.state = '{EpisodeState.REWARDED}' AND t.state = '{State.JUDGED}' ORDER BY t.number"
 )
+#: The line that a turn `t` teaches where people have lines of their own: that of its owner; the shared one, if an
+#: environment rewarded it or it was imported.
+LINE_OF = (
+    f"(SELECT CASE WHEN s.owner = '{IMPORTED}' OR EXISTS (SELECT 1 FROM episodes WHERE session = s.number) "
+    f"THEN '{SHARED}' ELSE s.owner END FROM sessions s WHERE s.number = t.session)"
+)
+#: With a line (NULL: every turn), the turns that teach it.
+OF_LINE = f"(?1 IS NULL OR {LINE_OF} = ?1)"
 
 
 def join(db: sqlite3.Connection, owner: str, name: str, size: int | None, default: int) -> tuple[int, bool]:
@@ -137,24 +146,25 @@ def mean(rewards: list[float]) -> float | None:
     return rewards[0] if len(set(rewards)) == 1 else fmean(rewards)
 
 
-def first_good(db: sqlite3.Connection) -> int | None:
+def first_good(db: sqlite3.Connection, line: str | None = None) -> int | None:
     """The turn with a score above 0 that a step may take and that was judged first; None if there is none."""
     good = "SELECT number FROM verdicts v WHERE v.turn = t.number AND v.score > 0"
-    row = db.execute(f"SELECT t.number, ({good}) AS place {TRAINABLE} AND place IS NOT NULL ORDER BY place").fetchone()
+    query = f"SELECT t.number, ({good}) AS place {TRAINABLE} AND place IS NOT NULL AND {OF_LINE} ORDER BY place"
+    row = db.execute(query, (line,)).fetchone()
     return None if row is None else int(row["number"])
 
 
-def next_units(db: sqlite3.Connection, count: int, first: int | None = None) -> list[int]:
+def next_units(db: sqlite3.Connection, count: int, first: int | None = None, line: str | None = None) -> list[int]:
     """The turns of the next step: single turns and whole groups, the longest judged first, at least `count` turns.
 
-    All there are, if there are fewer. If turn `first` is given, the step has it.
+    All there are, if there are fewer. If turn `first` is given, the step has it. With `line`, they all teach it.
     """
     chosen: list[int] = []
     groups = set[int]()
     for row in db.execute(
         "SELECT t.number, g.number AS group_number, (SELECT v.number FROM verdicts v WHERE v.turn = t.number) AS place "
-        f"{TRAINABLE} AND place IS NOT NULL ORDER BY t.number IS NOT ?, place",
-        (first,),
+        f"{TRAINABLE} AND place IS NOT NULL AND {OF_LINE} ORDER BY t.number IS NOT ?2, place",
+        (line, first),
     ):
         if len(chosen) >= count:
             break
@@ -181,24 +191,41 @@ def turns_of_failed_attempts(db: sqlite3.Connection) -> list[int]:
     return [int(row["number"]) for row in rows]
 
 
-def stale_units(db: sqlite3.Connection, is_stale: str, values: tuple[int, ...]) -> list[int]:
-    """The turns that are stale by an SQL condition on `t`, and all turns of groups with such a turn.
+def stale_units(db: sqlite3.Connection, is_stale: str, oldest: int, line: str | None = None) -> list[int]:
+    """The turns that are stale, and all turns of groups with such a turn.
+
+    `is_stale` is an SQL condition on `t`, with the line as ?1 and the oldest step as ?2.
 
     A group is not compared with itself in part: what is left of it would push the policy in one direction.
     """
-    rows = db.execute(f"SELECT t.number, g.number AS group_number {TRAINABLE} AND {is_stale}", values).fetchall()
+    query = f"SELECT t.number, g.number AS group_number {TRAINABLE} AND {OF_LINE} AND {is_stale}"
+    rows = db.execute(query, (line, oldest)).fetchall()
     alone = [int(row["number"]) for row in rows if row["group_number"] is None]
     groups = {row["group_number"]: None for row in rows if row["group_number"] is not None}
     return alone + [turn for group in groups for turn in judged_turns(db, group)]
 
 
-def trainable(db: sqlite3.Connection) -> int:
+def trainable(db: sqlite3.Connection, line: str | None = None) -> int:
     """How many turns a step could take. It does not read every episode: it is asked for at each change."""
+    if line is not None:
+        return waiting_by_line(db).get(line, (0, 0))[0]
     unsettled = NOT_YET.format("e.group_number IN (SELECT number FROM groups WHERE settled IS NULL)")
     held = NOT_YET.format(f"e.state = '{EpisodeState.HELD}' AND e.group_number IS NULL")
     judged = f"SELECT count(*) FROM turns WHERE state = '{State.JUDGED}' AND kind = '{TurnKind.MAIN}'"
     (count,) = db.execute(f"SELECT ({judged}) - ({unsettled}) - ({held})").fetchone()
     return int(count)
+
+
+def waiting_by_line(db: sqlite3.Connection) -> dict[str, tuple[int, int]]:
+    """For each line that has some: how many turns a step could take, and how many practised answers wait."""
+    counts: dict[str, tuple[int, int]] = {}
+    practised = f"SELECT t.number FROM turns t WHERE t.state = '{State.JUDGED}' AND t.kind = '{TurnKind.SIDE}'"
+    for place, turns in enumerate((f"SELECT t.number {TRAINABLE}", practised)):
+        query = f"SELECT {LINE_OF} AS line, count(*) AS turns FROM turns t WHERE t.number IN ({turns}) GROUP BY 1"
+        for row in db.execute(query):
+            main, side = counts.get(row["line"], (0, 0))
+            counts[row["line"]] = (main, row["turns"]) if place else (row["turns"], side)
+    return counts
 
 
 def queue(db: sqlite3.Connection) -> Queue:
@@ -222,10 +249,13 @@ def waiting(db: sqlite3.Connection) -> list[GroupProgress]:
 
 
 def constant_since_last_step(db: sqlite3.Connection) -> int:
-    """How many groups of equal rewards were settled since the last step, and have no turn that is trained on."""
+    """How many groups of equal rewards were settled since the last step, and have no turn that is trained on.
+
+    Groups teach the shared line, so only its steps count.
+    """
     (count,) = db.execute(
         "SELECT count(*) FROM groups g WHERE constant AND settled > coalesce("
-        "(SELECT max(created) FROM updates WHERE outcome = 'applied'), 0) AND NOT EXISTS "
+        f"(SELECT max(created) FROM updates WHERE outcome = 'applied' AND line = '{SHARED}'), 0) AND NOT EXISTS "
         "(SELECT 1 FROM episodes e JOIN turns t ON t.session = e.session WHERE e.group_number = g.number "
         f"AND t.state IN ('{State.JUDGED}', '{State.BATCHED}', '{State.APPLIED}'))"
     ).fetchone()

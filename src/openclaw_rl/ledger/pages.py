@@ -19,6 +19,7 @@ from openclaw_rl.ledger.sessions import PRACTISED, read_message
 from openclaw_rl.ledger.training import metrics_of
 from openclaw_rl.ledger.turns import SESSION
 from openclaw_rl.types import (
+    SHARED,
     EpisodePoint,
     EpisodeState,
     GroupCard,
@@ -277,11 +278,11 @@ def new_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
     return messages[::-1]
 
 
-def update_page(db: sqlite3.Connection, before: int | None, limit: int) -> list[UpdateCard]:
-    """Training steps before one, the newest first."""
+def update_page(db: sqlite3.Connection, before: int | None, limit: int, line: str | None = None) -> list[UpdateCard]:
+    """Training steps before one, of all lines or of one, the newest first."""
     rows = db.execute(
-        f"{UPDATE} WHERE u.number < ? ORDER BY u.number DESC LIMIT ?",
-        (before if before is not None else 1 << 62, limit),
+        f"{UPDATE} WHERE u.number < ? AND coalesce(?, u.line) = u.line ORDER BY u.number DESC LIMIT ?",
+        (before if before is not None else 1 << 62, line, limit),
     )
     return [_update(row) for row in rows]
 
@@ -301,6 +302,7 @@ def _update(row: sqlite3.Row) -> UpdateCard:
         row["created"],
         row["turns"],
         metrics_of(row),
+        row["line"],
     )
 
 
@@ -321,11 +323,11 @@ def update_batch(db: sqlite3.Connection, update: UpdateCard, owner: str) -> Upda
     )
 
 
-def step_metrics(db: sqlite3.Connection, limit: int) -> list[Mapping[str, Any]]:
-    """The metrics of the last steps that count, the oldest first, each with its step and version."""
+def step_metrics(db: sqlite3.Connection, limit: int, line: str = SHARED) -> list[Mapping[str, Any]]:
+    """The metrics of the last steps of a line that count, the oldest first, each with its step and version."""
     rows = db.execute(
-        "SELECT step, version, metrics FROM updates WHERE outcome = ? ORDER BY number DESC LIMIT ?",
-        (StepOutcome.APPLIED, limit),
+        "SELECT step, version, metrics FROM updates WHERE outcome = ? AND line = ? ORDER BY number DESC LIMIT ?",
+        (StepOutcome.APPLIED, line, limit),
     ).fetchall()
     return [{**metrics_of(row), "step": row["step"], "version": row["version"]} for row in reversed(rows)]
 

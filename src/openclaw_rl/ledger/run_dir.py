@@ -37,6 +37,7 @@ NAMES = (
     "checkpoints",
     "policies",
     "recovery",
+    "lines",
     "screenshots",
     "tensorboard",
     "wandb",

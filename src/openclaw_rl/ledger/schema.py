@@ -13,7 +13,7 @@ from openclaw_rl.ledger.packing import read_text
 from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
-VERSION = 18
+VERSION = 19
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 #: The prefix of a folder in which a ledger is being created.
@@ -284,12 +284,13 @@ CREATE TABLE updates (
     number INTEGER PRIMARY KEY,
     step INTEGER NOT NULL,
     version INTEGER,                   -- the policy it made, if it made one
+    line TEXT NOT NULL DEFAULT 'shared',  -- the line of policies that it belongs to
     outcome TEXT NOT NULL,
     reason TEXT NOT NULL,
     metrics TEXT NOT NULL,
     created REAL NOT NULL
 );
-CREATE UNIQUE INDEX applied_steps ON updates (step) WHERE outcome = 'applied';
+CREATE UNIQUE INDEX applied_steps ON updates (line, step) WHERE outcome = 'applied';
 CREATE INDEX updates_by_version ON updates (version);
 CREATE TABLE update_turns (
     number INTEGER NOT NULL REFERENCES updates,
@@ -300,7 +301,8 @@ CREATE INDEX updates_by_turn ON update_turns (turn);
 CREATE TABLE policies (
     version INTEGER PRIMARY KEY,
     parent INTEGER NOT NULL,           -- the version that it was made from; 0 is the base model
-    label TEXT NOT NULL DEFAULT ''     -- what the servers of an outside trainer call its weights
+    label TEXT NOT NULL DEFAULT '',    -- what the servers of an outside trainer call its weights
+    line TEXT NOT NULL DEFAULT 'shared'
 );
 CREATE INDEX policies_by_parent ON policies (parent);
 

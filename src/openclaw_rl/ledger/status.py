@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -92,6 +92,8 @@ class Status:
     """How many notes of all users are in each state; removed ones are left out."""
     practice: Practice | None = None
     """What is practised now, or first of what waits."""
+    lines: Sequence[Mapping[str, Any]] = ()
+    """Where each line of policies stands, as the running server reports it; empty if there is only the shared one."""
 
     @property
     def version(self) -> int:
@@ -176,6 +178,7 @@ class Status:
                 {"step": batch.step, "turns": batch.turns, "reason": batch.reason, "created": batch.created}
                 for batch in self.quarantined
             ],
+            **({"lines": list(self.lines)} if self.lines else {}),
             "server": self.server,
             "server_silent": self.silent,
         }
@@ -213,6 +216,7 @@ def read_status(
         groups=groups.waiting(db) if db else [],
         notes=notes.count(db) if db else {},
         practice=practices.current(db) if db else None,
+        lines=ready.get("lines", ()),
     )
 
 

@@ -6,6 +6,9 @@ was refused (`quarantined`).
 
 A step makes a new policy version from the one before it. A version that serves the weights of another one again, after
 a rollback, is made from that one without a step.
+
+A line is a sequence of policies that are made from each other: the shared one, or a person's own. Version numbers are
+those of the whole run; steps are counted for each line apart.
 """
 
 import json
@@ -17,7 +20,7 @@ from typing import Any
 from openclaw_rl.ledger import episodes, groups
 from openclaw_rl.ledger.packing import known, unpack_object
 from openclaw_rl.ledger.sessions import IMPORTED, QUARANTINED, SET_ASIDE, move
-from openclaw_rl.types import BASE_VERSION, Batch, LeaseEnd, State, StepOutcome, Update
+from openclaw_rl.types import BASE_VERSION, SHARED, Batch, LeaseEnd, State, StepOutcome, Update
 
 #: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.
 TOWARDS_APPLIED = {
@@ -26,9 +29,12 @@ TOWARDS_APPLIED = {
     State.JUDGED: State.BATCHED,
     State.BATCHED: State.APPLIED,
 }
-_MADE_BY = "(SELECT max(u.step) FROM updates u WHERE u.version = {} AND u.outcome IN ('applied', 'undone'))"
-#: The step that produced a policy version or, if none did, the version that it was made from: an earlier policy that
-#: serves again has a new number.
+_MADE_BY = (
+    "(SELECT max(u.step) FROM updates u WHERE u.version = {} AND u.outcome IN ('applied', 'undone') "
+    f"AND u.line = coalesce(?1, '{SHARED}'))"
+)
+#: The step of line ?1 that produced a policy version or, if none did, the version that it was made from: an earlier
+#: policy that serves again has a new number. A policy of another line counts as the one that this line began with.
 STEP_OF = (
     f"coalesce((WITH RECURSIVE line (version, step) AS (SELECT {{0}}, {_MADE_BY.format('{0}')} UNION "
     f"SELECT p.parent, {_MADE_BY.format('p.parent')} FROM policies p JOIN line ON p.version = line.version "
@@ -36,8 +42,17 @@ STEP_OF = (
 )
 
 
-def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int, needs_good: bool = False) -> list[int]:
+def claim(
+    db: sqlite3.Connection,
+    count: int,
+    step: int,
+    max_staleness: int,
+    needs_good: bool = False,
+    line: str | None = None,
+) -> list[int]:
     """Take the next turns for the step after `step`, the longest judged first. Turns of too old a policy are dropped.
+
+    With `line`, they are the turns that teach it; without, all turns teach the shared line.
 
     A group is taken or dropped as a whole, so there can be more than `count` turns. There are fewer only if no more
     can be taken. If it `needs_good`, one of them has a good score, or none is taken.
@@ -46,11 +61,11 @@ def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int, nee
     """
     for turn in groups.turns_of_failed_attempts(db):
         move(db, turn, State.DROPPED, episodes.FAILED)
-    is_stale = f"{STEP_OF.format('t.version')} < ? - ?"
-    for turn in groups.stale_units(db, is_stale, (step, max_staleness)):
+    is_stale = f"{STEP_OF.format('t.version')} < ?2"
+    for turn in groups.stale_units(db, is_stale, step - max_staleness, line):
         move(db, turn, State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
-    good = groups.first_good(db) if needs_good else None
-    turns = groups.next_units(db, count, good) if good or not needs_good else []
+    good = groups.first_good(db, line) if needs_good else None
+    turns = groups.next_units(db, count, good, line) if good or not needs_good else []
     for turn in turns:
         move(db, turn, State.BATCHED)
     # Sorted, because the order of a batch can change the last bits of its sums.
@@ -66,14 +81,15 @@ def claim_turns(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
     return sorted(turns)
 
 
-def release_batches(db: sqlite3.Connection) -> None:
-    """Return the turns of a step that did not happen to those that can be trained on.
+def release_batches(db: sqlite3.Connection, line: str | None = None) -> None:
+    """Return the turns of a step that did not happen to those that can be trained on; with `line`, of its step.
 
     It also ends the leases of outside trainers: the caller's learner decides from now on.
     """
     db.execute("DELETE FROM lease_turns")
     db.execute("UPDATE leases SET ended = ? WHERE ended = ''", (LeaseEnd.TAKEN_BACK,))
-    for row in db.execute("SELECT number FROM turns WHERE state = ?", (State.BATCHED,)).fetchall():
+    batched = f"SELECT t.number FROM turns t WHERE t.state = ?2 AND {groups.OF_LINE}"
+    for row in db.execute(batched, (line, State.BATCHED)).fetchall():
         move(db, row["number"], State.JUDGED)
 
 
@@ -84,6 +100,7 @@ def apply_step(
     turns: Sequence[int],
     metrics: Mapping[str, Any] | None = None,
     parent: int | None = None,
+    line: str = SHARED,
 ) -> None:
     """Record a step: its turns were trained on, and it made this policy version from `parent`.
 
@@ -94,8 +111,8 @@ def apply_step(
         (StepOutcome.APPLIED, json.dumps(metrics or {}), time.time(), version, StepOutcome.UNDONE),
     )
     if not undone.rowcount:
-        add_policy(db, version, _newest_before(db, step, version) if parent is None else parent)
-        record_step(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
+        add_policy(db, version, _newest_before(db, step, version, line) if parent is None else parent, line=line)
+        record_step(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics, line=line)
     for turn in turns:
         move(db, turn, State.APPLIED)
 
@@ -122,40 +139,50 @@ def begin_epoch(db: sqlite3.Connection, epoch: int) -> int:
     return len(rows)
 
 
-def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: str) -> None:
+def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: str, line: str = SHARED) -> None:
     """Record a step that was refused: its turns are set aside with the reason."""
-    record_step(db, step, None, StepOutcome.QUARANTINED, turns, reason)
+    record_step(db, step, None, StepOutcome.QUARANTINED, turns, reason, line=line)
     for turn in turns:
         move(db, turn, State.DROPPED, f"{QUARANTINED}{reason}")
 
 
-def reconcile(db: sqlite3.Connection, version: int, step: int, batches: Sequence[Batch]) -> list[int]:
-    """Make the ledger agree with a checkpoint of policy `version` at `step`; the steps that were undone.
+def reconcile(
+    db: sqlite3.Connection,
+    version: int,
+    step: int,
+    batches: Sequence[Batch],
+    line: str = SHARED,
+    takes: str | None = None,
+) -> list[int]:
+    """Make the ledger agree with a checkpoint of policy `version` at `step` of a line; the steps that were undone.
+
+    The line's turns that were claimed are released: those that teach `takes`, or all.
 
     Steps in the checkpoint count, whether or not the ledger knew of them: the checkpoint remembers its last `batches`.
     Steps that made later versions were lost. Steps that are not in it and made earlier versions were rolled back.
     """
-    release_batches(db)
+    release_batches(db, takes)
     for batch in batches:
         if not is_known_policy(db, batch.version):
-            add_policy(db, batch.version, _newest_before(db, batch.step, batch.version))
-            record_step(db, batch.step, batch.version, StepOutcome.UNDONE, batch.turns)
-    infer_policies(db, {version: step})
-    return follow(db, version, undo_after=version)
+            add_policy(db, batch.version, _newest_before(db, batch.step, batch.version, line), line=line)
+            record_step(db, batch.step, batch.version, StepOutcome.UNDONE, batch.turns, line=line)
+    infer_policies(db, {version: step}, line)
+    return follow(db, version, undo_after=version, line=line)
 
 
-def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) -> list[int]:
-    """Let exactly the steps in a policy count.
+def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None, line: str = SHARED) -> list[int]:
+    """Of the steps of a line, let exactly those in a policy count.
 
     Other steps that made versions after `undo_after` are undone, so that their turns can be trained on again, and are
     returned. The rest are rolled back. The turns of those that `blame` gave a reason are set aside with it.
     """
-    line = set(policy_line(db, version))
+    made_from = set(policy_line(db, version))
     undone = []
     for row in db.execute(
-        "SELECT number, step, version, reason FROM updates WHERE outcome = ? ORDER BY step", (StepOutcome.APPLIED,)
+        "SELECT number, step, version, reason FROM updates WHERE line = ? AND outcome = ? ORDER BY step",
+        (line, StepOutcome.APPLIED),
     ).fetchall():
-        if row["version"] in line:
+        if row["version"] in made_from:
             continue
         is_undone = undo_after is not None and row["version"] > undo_after
         _set_outcome(db, row["number"], StepOutcome.UNDONE if is_undone else StepOutcome.ROLLED_BACK)
@@ -167,9 +194,10 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
             elif state is State.APPLIED and row["reason"]:
                 move(db, turn, State.DROPPED, row["reason"])
     for row in db.execute(
-        "SELECT number, version FROM updates WHERE outcome IN (?, ?)", (StepOutcome.UNDONE, StepOutcome.ROLLED_BACK)
+        "SELECT number, version FROM updates WHERE line = ? AND outcome IN (?, ?)",
+        (line, StepOutcome.UNDONE, StepOutcome.ROLLED_BACK),
     ).fetchall():
-        if row["version"] in line:
+        if row["version"] in made_from:
             _set_outcome(db, row["number"], StepOutcome.APPLIED)
             for turn, state in _turns_in(db, row["number"]).items():
                 _move_to_applied(db, turn, state)
@@ -190,12 +218,12 @@ def blame(db: sqlite3.Connection, versions: Iterable[int], reason: str) -> int:
     return int(turns)
 
 
-def take_up_again(db: sqlite3.Connection) -> int:
+def take_up_again(db: sqlite3.Connection, line: str = SHARED) -> int:
     """Let the turns that the guard set aside be trained on all the same; how many there are."""
     taken = 0
     for row in db.execute(
-        "SELECT number, reason FROM updates WHERE outcome = ? AND instr(reason, ?) = 1",
-        (StepOutcome.ROLLED_BACK, SET_ASIDE),
+        "SELECT number, reason FROM updates WHERE line = ? AND outcome = ? AND instr(reason, ?) = 1",
+        (line, StepOutcome.ROLLED_BACK, SET_ASIDE),
     ).fetchall():
         _set_outcome(db, row["number"], StepOutcome.UNDONE)
         for turn, state in _turns_in(db, row["number"]).items():
@@ -206,30 +234,34 @@ def take_up_again(db: sqlite3.Connection) -> int:
     return taken
 
 
-def steps_after(db: sqlite3.Connection, version: int) -> list[Batch]:
-    """The steps that led from a policy version to the newest one that was made from it, in their order.
+def steps_after(db: sqlite3.Connection, version: int, line: str = SHARED) -> list[Batch]:
+    """The steps of a line that led from a policy version to the newest one that was made from it, in their order.
 
     A server that continues from the version makes them again. Steps that were rolled back are not among them.
     """
     made = (StepOutcome.APPLIED, StepOutcome.UNDONE)
     rows = db.execute(
-        "SELECT number, step, version FROM updates WHERE outcome IN (?, ?) AND version > ? ORDER BY version DESC",
-        (*made, version),
+        "SELECT number, step, version FROM updates WHERE line = ? AND outcome IN (?, ?) AND version > ? "
+        "ORDER BY version DESC",
+        (line, *made, version),
     ).fetchall()
     for newest in rows:
-        line = policy_line(db, newest["version"])
-        if version == BASE_VERSION or version in line:
+        made_from = policy_line(db, newest["version"])
+        if version == BASE_VERSION or version in made_from:
             return [
                 Batch(row["step"], row["version"], tuple(_turns_in(db, row["number"])))
                 for row in reversed(rows)
-                if row["version"] in line
+                if row["version"] in made_from
             ]
     return []
 
 
-def give_up(db: sqlite3.Connection, batches: Sequence[Batch]) -> None:
-    """Roll lost steps back before they are made again: their turns are not trained on any more."""
-    release_batches(db)
+def give_up(db: sqlite3.Connection, batches: Sequence[Batch], takes: str | None = None) -> None:
+    """Roll lost steps back before they are made again: their turns are not trained on any more.
+
+    Turns that were claimed are released: those that teach the line `takes`, or all.
+    """
+    release_batches(db, takes)
     for batch in batches:
         db.execute(
             "UPDATE updates SET outcome = ? WHERE version = ? AND outcome = ?",
@@ -275,22 +307,24 @@ def record_step(
     turns: Sequence[int],
     reason: str = "",
     metrics: Mapping[str, Any] | None = None,
+    line: str = SHARED,
 ) -> None:
     """Record a step and its turns, whose states stay as they are."""
     row = db.execute(
-        "INSERT INTO updates (step, version, outcome, reason, metrics, created) VALUES (?, ?, ?, ?, ?, ?) "
+        "INSERT INTO updates (step, version, outcome, reason, metrics, created, line) VALUES (?, ?, ?, ?, ?, ?, ?) "
         "RETURNING number",
-        (step, version, outcome, reason, json.dumps(metrics or {}), time.time()),
+        (step, version, outcome, reason, json.dumps(metrics or {}), time.time(), line),
     ).fetchone()
     db.executemany("INSERT INTO update_turns (number, turn) VALUES (?, ?)", [(row["number"], turn) for turn in turns])
 
 
-def add_policy(db: sqlite3.Connection, version: int, parent: int, label: str = "") -> None:
+def add_policy(db: sqlite3.Connection, version: int, parent: int, label: str = "", line: str = SHARED) -> None:
     """Record a policy before it serves or is saved. A number that another policy has raises sqlite3.IntegrityError.
 
     `label` is what the inference servers call its weights, if an outside trainer made them.
     """
-    db.execute("INSERT INTO policies (version, parent, label) VALUES (?, ?, ?)", (version, parent, label))
+    values = (version, parent, label, line)
+    db.execute("INSERT INTO policies (version, parent, label, line) VALUES (?, ?, ?, ?)", values)
 
 
 def add_weights(db: sqlite3.Connection, version: int, parent: int, label: str) -> None:
@@ -359,15 +393,21 @@ def deleted_turns(db: sqlite3.Connection) -> list[int]:
     return [row["turn"] for row in rows]
 
 
-def infer_policies(db: sqlite3.Connection, steps: Mapping[int, int]) -> None:
-    """Record policy versions that the ledger does not know, given the step of each.
+def infer_policies(db: sqlite3.Connection, steps: Mapping[int, int], line: str = SHARED) -> None:
+    """Record policy versions of a line that the ledger does not know, given the step of each.
 
     Programs before the record of policies gave a policy a new number when they rolled back to it. Such a policy counts
     as made from the newest one up to its step.
     """
     for version, step in steps.items():
         if version and not is_known_policy(db, version):
-            add_policy(db, version, _newest_before(db, step + 1, version))
+            add_policy(db, version, _newest_before(db, step + 1, version, line), line=line)
+
+
+def lines_of(db: sqlite3.Connection, versions: Iterable[int]) -> set[str]:
+    """The lines that have these policy versions."""
+    query = "SELECT DISTINCT line FROM policies WHERE version IN (SELECT value FROM json_each(?))"
+    return {row["line"] for row in db.execute(query, (json.dumps(list(versions)),))}
 
 
 def latest_version(db: sqlite3.Connection) -> int:
@@ -393,10 +433,11 @@ def _reason(db: sqlite3.Connection, turn: int) -> str:
     return str(db.execute("SELECT reason FROM turns WHERE number = ?", (turn,)).fetchone()["reason"])
 
 
-def _newest_before(db: sqlite3.Connection, step: int, version: int) -> int:
-    """The newest policy before a version that an earlier step made; 0, the base model, if there is none."""
+def _newest_before(db: sqlite3.Connection, step: int, version: int, line: str) -> int:
+    """The newest policy of a line before a version that an earlier step made; 0, the base model, if there is none."""
     (newest,) = db.execute(
-        "SELECT coalesce(max(version), 0) FROM updates WHERE step < ? AND version < ?", (step, version)
+        "SELECT coalesce(max(version), 0) FROM updates WHERE line = ? AND step < ? AND version < ?",
+        (line, step, version),
     ).fetchone()
     return int(newest)
 

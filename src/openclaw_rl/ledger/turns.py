@@ -39,6 +39,7 @@ from openclaw_rl.ledger.sessions import (
     store_messages,
 )
 from openclaw_rl.types import (
+    SHARED,
     Counts,
     EpisodeMode,
     EpisodeState,
@@ -328,7 +329,9 @@ def load_turns(db: sqlite3.Connection, session: SessionKey | None = None) -> Ite
 
 def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
     """Everything about a turn. Raises UnknownTurn and DamagedTurn."""
-    row = db.execute(f"SELECT t.*, s.owner, s.id FROM turns t {SESSION} WHERE t.number = ?", (number,)).fetchone()
+    line = "(SELECT p.line FROM policies p WHERE p.version = t.version) AS line"
+    query = f"SELECT t.*, s.owner, s.id, {line} FROM turns t {SESSION} WHERE t.number = ?"
+    row = db.execute(query, (number,)).fetchone()
     tokens, prompt_length = sequence(db, number)
     with damage(number):
         turn = _unpack(db, row, tokens, prompt_length)
@@ -373,6 +376,7 @@ def _unpack(db: sqlite3.Connection, row: sqlite3.Row, tokens: list[int], prompt_
         feedback=verdicts.feedback_of(db, number),
         verdict=verdict,
         sample=sample,
+        line=row["line"] or SHARED,
         episode=episodes.of_turn(db, number, row["session"]),
         forced=unpack_flags(row["forced"], len(tokens) - prompt_length),
         notes=notes.of_conversation(db, number)[1],
@@ -439,19 +443,25 @@ def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> l
     return [row["number"] for row in rows]
 
 
-def conversation_starts(db: sqlite3.Connection, limit: int) -> list[int]:
-    """The first main turns that continue no other turn."""
-    query = "SELECT number FROM turns WHERE kind = ? AND parent IS NULL ORDER BY number LIMIT ?"
-    return [row["number"] for row in db.execute(query, (TurnKind.MAIN, limit))]
+def conversation_starts(db: sqlite3.Connection, limit: int, owner: str | None = None) -> list[int]:
+    """The first main turns that continue no other turn, of all owners or of one."""
+    query = (
+        "SELECT number FROM turns WHERE kind = ?1 AND parent IS NULL AND (?2 IS NULL OR session IN "
+        "(SELECT number FROM sessions WHERE owner = ?2)) ORDER BY number LIMIT ?3"
+    )
+    return [row["number"] for row in db.execute(query, (TurnKind.MAIN, owner, limit))]
 
 
-def open_conversations(db: sqlite3.Connection, limit: int) -> list[tuple[int, str]]:
+def open_conversations(db: sqlite3.Connection, limit: int, owner: str | None = None) -> list[tuple[int, str]]:
     """The last main turns of the open sessions that were active last, with their owners; the newest first."""
-    latest = "SELECT number, owner FROM sessions WHERE closed IS NULL ORDER BY last DESC LIMIT ?"
+    latest = (
+        "SELECT number, owner FROM sessions WHERE closed IS NULL AND coalesce(?, owner) = owner "
+        "ORDER BY last DESC LIMIT ?"
+    )
     rows = db.execute(
         f"SELECT max(t.number) AS number, s.owner FROM ({latest}) s JOIN turns t ON t.session = s.number "
         "WHERE t.kind = ? GROUP BY s.number ORDER BY 1 DESC",
-        (limit, TurnKind.MAIN),
+        (owner, limit, TurnKind.MAIN),
     )
     return [(row["number"], row["owner"]) for row in rows]
 
@@ -468,6 +478,7 @@ def counts(db: sqlite3.Connection) -> Counts:
         (State.DROPPED,),
     )
     step, version = db.execute(
-        "SELECT coalesce(max(step), 0), coalesce(max(version), 0) FROM updates WHERE outcome = 'applied'"
+        "SELECT coalesce(max(step), 0), coalesce(max(version), 0) FROM updates WHERE outcome = 'applied' AND line = ?",
+        (SHARED,),
     ).fetchone()
     return Counts({state: states[state] for state in State}, {row[0]: row[1] for row in dropped}, step, version)

@@ -45,6 +45,7 @@ from openclaw_rl.types.pages import (
 )
 from openclaw_rl.types.sampling import (
     BASE_VERSION,
+    SHARED,
     Constraint,
     FinishReason,
     Ids,
@@ -66,6 +67,7 @@ from openclaw_rl.types.training import (
     Claim,
     Lease,
     LeaseEnd,
+    LineState,
     LossSettings,
     NextStep,
     OutsideSample,

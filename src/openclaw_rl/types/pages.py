@@ -93,6 +93,7 @@ class UpdateCard:
     created: float
     turns: int
     metrics: Mapping[str, Any]
+    line: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ Numbers = NDArray[np.float32]
 
 #: The policy version of the base model: the weights as they were loaded, without an adapter.
 BASE_VERSION = 0
+#: The line of policies that everybody is served by who has none of their own. Other lines are named after their owners.
+SHARED = "shared"
 
 
 class Priority(IntEnum):
@@ -95,12 +97,14 @@ class SampleRequest:
     params: SamplingParams
     n: int = 1
     version: int | None = None
-    """The policy version to sample from; None means the newest."""
+    """The policy version to sample from; None means the newest of the line."""
     priority: Priority = Priority.USER
     owner: str = ""
     """Whose prompt it is (the name of an API key; empty for the server's own work). Owners share no cached prefixes."""
     constraint: Constraint | None = None
     """Restricts each completion. Only for samplers that say that they can (`SamplerCapabilities.constrains`)."""
+    line: str = SHARED
+    """Whose line of policies answers if no version is named; the shared one does for a line without policies."""
 
 
 @dataclass(frozen=True, slots=True)

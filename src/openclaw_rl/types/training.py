@@ -104,6 +104,25 @@ class NextStep:
     """Whether the step is running."""
 
 
+@dataclass(frozen=True, slots=True)
+class LineState:
+    """Where a line of policies stands."""
+
+    line: str
+    policy_version: int
+    """Of the policy that serves it: the shared line's, if it has none of its own."""
+    step: int | None
+    """Its last step; None if it was not looked at since the server's start."""
+    samples: int
+    """Judged turns that wait for its next step."""
+    needed: int
+    is_in_learner: bool
+    trouble: str
+    """Why no step of it can be made; empty if one can."""
+    guard: str
+    """What its guard found last, as sentences."""
+
+
 class StepOutcome(StrEnum):
     """What became of a training step."""
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from openclaw_rl.types.episodes import EpisodeSummary, TurnEpisode
 from openclaw_rl.types.notes import ConversationNote
-from openclaw_rl.types.sampling import SamplingParams, TopTokens
+from openclaw_rl.types.sampling import SHARED, SamplingParams, TopTokens
 from openclaw_rl.types.training import SampleKind
 from openclaw_rl.types.verdicts import Feedback, Verdict
 
@@ -141,6 +141,8 @@ class StoredTurn:
     """What the API recorded about the answer beyond the message."""
     next_at: float | None = None
     """When its next state came; None if it has none, or if it was imported."""
+    line: str = SHARED
+    """The line of policies that answered."""
 
     @property
     def is_text(self) -> bool:
