@@ -107,6 +107,40 @@ async def test_a_step_in_the_process_is_the_step_that_it_would_be_here(
     assert learner.process.weight_bytes > 0
 
 
+async def test_lines_on_one_process_learn_as_if_each_were_alone(
+    learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    alone: dict[str, bytes] = {}
+    batches = {"anna": sequences[:3], "ben": sequences[3:]}
+    for name, batch_of_one in batches.items():
+        await learner.reset()
+        for _ in range(3):
+            await learner.step(batch_of_one)
+        alone[name] = await written(learner, tmp_path / name)
+    assert alone["anna"] != alone["ben"]
+    lines = {name: learner.for_line(name) for name in batches}
+    for line in lines.values():
+        await line.reset()
+    for _ in range(2):
+        for name, line in lines.items():
+            await line.step(batches[name])
+    # A line that makes room goes on from what it saved. A step that is taken back is not in it.
+    (tmp_path / "saved").mkdir()
+    await lines["anna"].save(tmp_path / "saved")
+    await learner.drop_line("anna")
+    with pytest.raises(EngineUnavailable, match="loads the line again"):
+        await lines["anna"].step(batches["anna"])
+    await lines["ben"].step(batches["anna"])
+    await lines["ben"].undo()
+    await lines["anna"].load(tmp_path / "saved")
+    for name, line in lines.items():
+        await line.step(batches[name])
+        (tmp_path / f"line-{name}").mkdir()
+        await line.write_policy(tmp_path / f"line-{name}")
+        assert weights(tmp_path / f"line-{name}") == alone[name]
+        await learner.drop_line(name)
+
+
 async def test_what_it_writes_is_loaded_by_peft(
     learner: LocalLearner, tiny_model: Path, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,36 @@ async def test_old_versions_make_room_but_not_while_they_serve(sampler: LocalSam
     assert len([t async for batch in other for t in batch]) == 400
     with pytest.raises(EngineUnavailable, match="version 1"):
         sampler.sample(request(version=1))
+
+
+@pytest.mark.more
+async def test_more_lines_than_slots_are_loaded_on_demand(sampler: LocalSampler, adapters: list[Path]) -> None:
+    people = [f"person-{number}" for number in range(5)]
+    for number, name in enumerate(people):
+        policy = policy_in(adapters[number % len(adapters)])
+        await sampler.publish(10 + number, policy, line=name)
+    assert sampler.newest_version == 0, "the shared line is as it was"
+
+    async def version_of(line: str) -> int:
+        stream = sampler.sample(replace(request(), line=line))
+        _ = [token async for tokens in stream for token in tokens]
+        return stream.version
+
+    assert [await version_of(name) for name in people] == [10, 11, 12, 13, 14]
+    at_once = [*people, *people[:3]]
+    assert await asyncio.gather(*map(version_of, at_once)) == [10, 11, 12, 13, 14, 10, 11, 12]
+    assert await version_of("nobody") == 0
+    # A policy whose files are gone fails the request that needs it, and no other.
+    gone = adapters[0].parent / "gone"
+    shutil.copytree(adapters[0], gone)
+    await sampler.publish(20, policy_in(gone), line="person-0")
+    shutil.rmtree(gone)
+    with pytest.raises(EngineUnavailable):
+        await version_of("person-0")
+    assert await version_of("person-1") == 11
+    for version in sampler.versions_of("person-1"):
+        sampler.retract(version)
+    assert await version_of("person-1") == 0
 
 
 async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSampler, tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def test_an_adapter_is_trained_beside_weights_that_may_be_shared_or_sharded() ->
     assert alone.total == sum(alone.parts.values())
 
 
+def test_a_line_that_waits_takes_its_adapter_and_its_moments() -> None:
+    one, four = (Trained(rank=16, modules=LINEAR_MODULES, width=2, policies=4, lines=lines) for lines in (1, 4))
+    alone, lines = (learner_memory(qwen(), each, ranks=1, sharded=False, has_weights=True) for each in (one, four))
+    adapter = qwen().adapter_parameters(16, LINEAR_MODULES)
+    assert lines.total - alone.total == 3 * adapter * 3 * 4
+
+
 def test_all_weights_take_masters_gradients_and_moments_in_float32() -> None:
     full = Trained(rank=0, modules=(), width=2, policies=2)
     whole = learner_memory(qwen(), full, ranks=1, sharded=False, has_weights=True)

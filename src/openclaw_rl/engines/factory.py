@@ -100,7 +100,8 @@ class EngineSettings:
     def trained(self, policies: int) -> Trained:
         """What is trained, and that a sampler holds so many policy versions: for the memory that this takes."""
         width = 4 if self.section(LocalOptions).dtype == "float32" else 2
-        return Trained(self.model.lora_rank, self.model.adapted_modules, width, policies)
+        lines = policies if self.engine.policy_per_user else 1
+        return Trained(self.model.lora_rank, self.model.adapted_modules, width, policies, lines)
 
 
 class Resources:
@@ -149,6 +150,8 @@ class SamplerFactory(Protocol):
     """Whether it can use servers that run already, such as those of --teacher-url."""
     memory_share: MemoryShare | None = None
     """None if its memory cannot be set in this way."""
+    has_lines: bool = False
+    """Whether its samplers serve several lines of policies (`engines.lines.SamplerOfLines`)."""
 
     def check(self, settings: EngineSettings) -> None:
         """Find what is wrong before anything is loaded. Raises UserError."""
@@ -191,6 +194,8 @@ class LearnerFactory(Protocol):
     model_files: ModelFiles
     counts_gpus: bool = False
     """Whether --train-gpus and --rollout-gpus are numbers for its command line, perhaps of other machines' GPUs."""
+    has_lines: bool = False
+    """Whether its learners train several lines of policies (`engines.lines.LearnerOfLines`)."""
 
     def check(self, settings: EngineSettings) -> None:
         """Find what is wrong before anything is loaded. Raises UserError."""

@@ -119,6 +119,8 @@ class Trained:
     """Bytes of a number in the base weights."""
     policies: int
     """Policy versions that a sampler holds in addition to the base model."""
+    lines: int = 1
+    """Lines of policies that a learner holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,10 @@ def learner_memory(size: ModelSize, trained: Trained, *, ranks: int, sharded: bo
     base = size.parameters * trained.width / shards if has_weights else 0
     if trained.rank:
         count = size.adapter_parameters(trained.rank, trained.modules)
-        return Memory(base, count * (2 * FLOAT + trained.width), count * FLOAT, 2 * 2 * count * FLOAT)
+        # A line that waits has its adapter and its moments, and no copy of them.
+        waiting = (trained.lines - 1) * count * FLOAT
+        adapters = count * (2 * FLOAT + trained.width) + waiting
+        return Memory(base, adapters, count * FLOAT, 2 * 2 * count * FLOAT + 2 * waiting)
     count = size.parameters
     masters = count * (FLOAT + trained.width) / shards
     return Memory(base + masters, 0, count * FLOAT / shards, 2 * count * FLOAT / shards)

@@ -83,7 +83,16 @@ class EngineOptions(Section):
     )
     max_sequences: int = option(16, "Most sequences to sample at the same time.", ge=1, le=256)
     policy_slots: int | None = option(
-        None, "Policy versions to keep loaded besides the base model.", ge=2, shown="4, or 2 with --lora-rank 0"
+        None,
+        "Policy versions to keep loaded besides the base model, of all lines together; others are loaded on demand.",
+        ge=2,
+        shown="4, 2 with --lora-rank 0, 16 with --policy-per-user",
+    )
+    policy_per_user: bool = option(
+        False,
+        "Give each owner of a key a line of policies of their own, which learns from them alone; environments and "
+        "imports teach the shared line, which serves those who have none yet (docs/teams.md).",
+        group="Training",
     )
     max_queue: int = option(256, "Sequences that may wait before requests are refused with 429.", group="Server", ge=0)
     custom_generate_function_path: str | None = option(
@@ -115,4 +124,4 @@ class EngineOptions(Section):
 
     def policies_held(self, *, full_weights: bool) -> int:
         """How many policy versions an engine keeps loaded. With full weights, each is as large as the base model."""
-        return self.policy_slots or (2 if full_weights else 4)
+        return self.policy_slots or (2 if full_weights else 16 if self.policy_per_user else 4)

@@ -1,11 +1,13 @@
 """Distance between two policies, from the log-probs that they give to the same tokens."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +81,13 @@ class TransactionalLearner:
     - Calls at the same time run one after the other. `close` does not wait for them.
     """
 
-    def __init__(self, primitives: TrainingPrimitives, settings: TrainingSettings) -> None:
+    def __init__(
+        self,
+        primitives: TrainingPrimitives,
+        settings: TrainingSettings,
+        calling: contextlib.AbstractAsyncContextManager[Any] | None = None,
+    ) -> None:
+        """`calling` is entered for each call, one at a time, if others use the same primitives."""
         self._primitives = primitives
         self.settings = settings
         self.retry_pause = RETRY_PAUSE_SECONDS
@@ -87,7 +95,7 @@ class TransactionalLearner:
         """Steps that the policy in training has made."""
         self._before: str | None = None
         """The snapshot before the last step."""
-        self._calling = asyncio.Lock()
+        self._calling = calling or asyncio.Lock()
         self._is_passing = self._is_stopped = False
 
     @property

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from openclaw_rl.engines.base import EngineUnavailable, VersionGone
-from openclaw_rl.types import BASE_VERSION
+from openclaw_rl.types import BASE_VERSION, SHARED
 
 Weights = TypeVar("Weights")
 
@@ -16,20 +16,33 @@ class PolicyVersions(Generic[Weights]):
     """The versions that a sampler holds, each with what the engine needs to sample from it.
 
     * A version number is never given to two policies.
-    * A request that names no version gets the newest that is not a candidate, or else the base model.
+    * A request that names no version gets the newest of its line that is not a candidate. A line that has none is
+      served by the shared line, and that one by the base model.
     * A candidate serves only requests that name it, until it is promoted or retracted.
     * A version that is retracted while requests use it goes when the last of them ends.
-    * Neither the newest version nor a version in use is evicted. The base model has a place of its own.
+    * Neither the newest version of the shared line nor a version in use is evicted. The base model has a place of its
+      own. Of the others those go first that serve nobody any more, then those that were used least recently.
+    * With `reloads`, a version that is evicted and still wanted is kept in mind: whoever needs it loads it again.
     """
 
-    def __init__(self, capacity: int, on_drop: Callable[[Weights], None] | None = None) -> None:
+    def __init__(
+        self, capacity: int, on_drop: Callable[[Weights], None] | None = None, *, reloads: bool = False
+    ) -> None:
         """`capacity`: versions held at the same time, in addition to the base model. `on_drop` gets what a retracted
         version needed, once no request uses it."""
         self.capacity = capacity
+        self.reloads = reloads
         self._on_drop = on_drop
         self.latest = BASE_VERSION
         """The highest version that was ever held."""
         self._held: dict[int, Weights] = {}
+        """In the order of their last use."""
+        self._unloaded: dict[int, Weights] = {}
+        """What to load again when it is needed."""
+        self._lines: dict[int, str] = {}
+        """The line of each version that is not of the shared line."""
+        self._versions: dict[str, list[int]] = {}
+        """The versions of each line: there may be thousands of lines, with one or two versions each."""
         self._candidates: set[int] = set()
         self._retracted: set[int] = set()
         self._uses: Counter[int] = Counter()
@@ -49,46 +62,93 @@ class PolicyVersions(Generic[Weights]):
 
     @property
     def newest(self) -> int:
-        apart = self._candidates | self._retracted
-        return max((version for version in self._held if version not in apart), default=BASE_VERSION)
+        """Of the shared line."""
+        return self.newest_of(SHARED)
 
-    def find(self, version: int | None) -> tuple[int, Weights]:
-        """The version that answers a request which names `version`, and its weights. Raises VersionGone."""
-        wanted = self.newest if version is None else version
-        if wanted not in self._held or wanted in self._retracted:
+    def newest_of(self, line: str) -> int:
+        """The version that serves a line."""
+        newest = max(self._serving(line), default=BASE_VERSION)
+        return newest if newest or line == SHARED else self.newest_of(SHARED)
+
+    def _serving(self, line: str) -> Iterator[int]:
+        apart = self._candidates | self._retracted
+        return (version for version in self.of_line(line) if version not in apart)
+
+    def of_line(self, line: str) -> list[int]:
+        """All versions of a line, candidates among them."""
+        known = self._versions.get(line, ())
+        return [version for version in known if version in self._held or version in self._unloaded]
+
+    def find(self, version: int | None, line: str = SHARED) -> tuple[int, Weights]:
+        """The version that answers a request which names `version`, or else a line, and what it needs, which has to be
+        loaded first if it is not `held`. Raises VersionGone."""
+        wanted = self.newest_of(line) if version is None else version
+        known = self._held if wanted in self._held else self._unloaded
+        if wanted not in known or wanted in self._retracted:
             raise VersionGone(f"Policy version {wanted} is not loaded.")
-        return wanted, self._held[wanted]
+        return wanted, known[wanted]
+
+    def is_loaded(self, version: int) -> bool:
+        return version in self._held
 
     @contextlib.asynccontextmanager
-    async def publishing(self, version: int) -> AsyncIterator[None]:
-        """One publication at a time. Raises EngineUnavailable if the number is not a new one."""
+    async def publishing(self, version: int, line: str = SHARED) -> AsyncIterator[None]:
+        """One publication at a time. Raises EngineUnavailable if the number is not a new one of the line."""
         async with self.changing:
-            if version <= self.latest:
-                raise EngineUnavailable(f"Policy version {version} is not newer than {self.latest}.")
+            latest = self.latest if line == SHARED else max(self.of_line(line), default=BASE_VERSION)
+            if version <= latest:
+                raise EngineUnavailable(f"Policy version {version} is not newer than {latest}.")
             yield
 
     def replace_all(self, version: int, weights: Weights) -> None:
         """Hold this version and no other, not even the base model."""
         self._held = {version: weights}
+        self._versions = {SHARED: [version]}
 
-    def add(self, version: int, weights: Weights, *, candidate: bool = False) -> None:
+    def add(
+        self, version: int, weights: Weights, *, candidate: bool = False, line: str = SHARED, loaded: bool = True
+    ) -> None:
+        """Hold a version; one that is not `loaded` yet is loaded when it is needed."""
         if candidate:
             self._candidates.add(version)
-        self._held[version] = weights
-        self.latest = max(self.latest, version)
+        (self._held if loaded else self._unloaded)[version] = weights
+        self._versions[line] = [*self.of_line(line), version]
+        if line == SHARED:
+            self.latest = max(self.latest, version)
+        else:
+            self._lines[version] = line
+        self._forget_unwanted(line)
 
     def promote(self, version: int) -> None:
         self._candidates.discard(version)
+        self._forget_unwanted(self._lines.get(version, SHARED))
+
+    def loaded(self, version: int, weights: Weights) -> None:
+        """A version that was not loaded is."""
+        self._unloaded.pop(version, None)
+        self._held[version] = weights
 
     def retract(self, version: int) -> None:
         """Hold a version no longer, once no request uses it."""
         self._retracted.add(version)
         self._candidates.discard(version)
+        self._unloaded.pop(version, None)
         self._drop_if_retracted(version)
+
+    def _is_wanted(self, version: int) -> bool:
+        """Whether requests may still need a version that is not in use."""
+        return version in self._candidates or version == self.newest_of(self._lines.get(version, SHARED))
+
+    def _forget_unwanted(self, line: str) -> None:
+        for version in self.of_line(line):
+            if version in self._unloaded and not self._is_wanted(version):
+                del self._unloaded[version]
 
     def use(self, version: int) -> None:
         """Keep a version from being evicted until `release` has been called as often."""
         self._uses[version] += 1
+        if version in self._held:
+            self._held[version] = self._held.pop(version)
 
     def release(self, version: int) -> None:
         self._uses[version] -= 1
@@ -102,14 +162,21 @@ class PolicyVersions(Generic[Weights]):
         self._released.set()
 
     def evict(self) -> dict[int, Weights] | None:
-        """If no place is free, evict the oldest version that may go.
+        """If no place is free, evict the version that may go first.
 
         Returns what was evicted, for `restore`; None if every version has to stay.
         """
         if len(self.held) < self.capacity:
             return {}
         idle = [version for version in self.held if not self._uses[version] and version != self.newest]
-        return {min(idle): self._held.pop(min(idle))} if idle else None
+        if not idle:
+            return None
+        gone = min((version for version in idle if not self._is_wanted(version)), default=idle[0])
+        is_wanted = self.reloads and self._is_wanted(gone)
+        weights = self._held.pop(gone)
+        if is_wanted:
+            self._unloaded[gone] = weights
+        return {gone: weights}
 
     async def make_room(self) -> dict[int, Weights]:
         """The same, but wait until a version may go."""
@@ -120,4 +187,6 @@ class PolicyVersions(Generic[Weights]):
 
     def restore(self, evicted: Mapping[int, Weights]) -> None:
         """Hold versions again that were evicted in vain."""
-        self._held.update(evicted)
+        for version, weights in evicted.items():
+            self._unloaded.pop(version, None)
+            self._held[version] = weights

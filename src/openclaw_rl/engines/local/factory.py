@@ -27,6 +27,7 @@ class LocalFactory:
 
     name = "local"
     model_files = ModelFiles.WEIGHTS
+    has_lines = True
 
     def check(self, settings: EngineSettings) -> None:
         check_model(settings)

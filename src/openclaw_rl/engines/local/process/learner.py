@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from openclaw_rl.engines.base import (
+    EngineAway,
     EngineUnavailable,
     LearnerCapabilities,
     PassResult,
@@ -147,6 +148,10 @@ class LearnerProcess:
         """One for each report that the process owes."""
         self._reading: asyncio.Task[None] | None = None
         self._submitting = asyncio.Lock()
+        self._line = ""
+        """The line whose policy the process trains; empty where there are no lines."""
+        self._held: set[str] = set()
+        """The lines whose policies the process holds."""
 
     @property
     def pids(self) -> list[int]:
@@ -187,8 +192,28 @@ class LearnerProcess:
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
+    async def select(self, line: str) -> None:
+        """Let the calls that follow be about a line."""
+        if line != self._line or self._link is None:
+            await self._call("select", line=line)
+            self._line = line
+
+    async def drop(self, line: str) -> None:
+        """Hold the policy of a line no longer."""
+        held = line in self._held
+        self._held.discard(line)
+        if held and self._link is not None:
+            await self._call("drop", line=line)
+            self._line = "" if line == self._line else self._line
+
+    def _check_held(self) -> None:
+        """Raise EngineAway if the policy of the line is not there: the process was started again since."""
+        if self._line and self._line not in self._held:
+            raise EngineAway("The learner's process was started again, so it loads the line again.")
+
     async def reset(self) -> None:
         await self._call("reset")
+        self._held.add(self._line)
 
     def stop_step(self) -> None:
         if self._link is not None:
@@ -207,6 +232,7 @@ class LearnerProcess:
         return norm
 
     async def snapshot(self) -> str:
+        self._check_held()
         # Here, so that it is the same on every rank and never that of an earlier process.
         name = uuid4().hex
         await self._call("snapshot", name=name)
@@ -220,14 +246,17 @@ class LearnerProcess:
         return logprobs
 
     async def write_policy(self, folder: Path) -> PolicyRef:
+        self._check_held()
         await self._call("write_policy", folder=folder)
         return policy_in(folder)
 
     async def save(self, folder: Path, steps: int, *, lasting: bool = True) -> None:
+        self._check_held()
         await self._call("save", folder=folder, steps=steps)
 
     async def load(self, folder: Path) -> int:
         steps: int = await self._call("load", folder=folder)
+        self._held.add(self._line)
         return steps
 
     async def _call(self, method: str, **arguments: Any) -> Any:
@@ -249,6 +278,7 @@ class LearnerProcess:
             self._link = None
             raise died(link)
         if self._link is None:
+            self._line, self._held = "", set()
             self._waiting = deque()
             link = self._link = await self._start()
             self._reading = asyncio.create_task(self._read(link, self._waiting))
@@ -299,8 +329,28 @@ def died(link: WorkerLink) -> EngineUnavailable:
     return EngineUnavailable(f"{DIED} {link.end}".rstrip())
 
 
+class LineCalls:
+    """Lets one call of one line run at a time, with the policy of the line in the process."""
+
+    def __init__(self, process: LearnerProcess, lock: asyncio.Lock, line: str) -> None:
+        self.process = process
+        self.lock = lock
+        self.line = line
+
+    async def __aenter__(self) -> None:
+        await self.lock.acquire()
+        try:
+            await self.process.select(self.line)
+        except BaseException:
+            self.lock.release()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self.lock.release()
+
+
 class LocalLearner(TransactionalLearner):
-    """The local engine's `Learner`: whole steps, carried out by a process of its own."""
+    """The local engine's `Learner`: whole steps, carried out by a process of its own, for one line or for several."""
 
     def __init__(
         self,
@@ -310,4 +360,12 @@ class LocalLearner(TransactionalLearner):
     ) -> None:
         """`weights` returns the base weights that the sampler shares at the moment, if it does."""
         self.process = LearnerProcess(options, weights, launcher or ProcessLauncher(SPINS))
-        super().__init__(self.process, options.training)
+        self._lock = asyncio.Lock()
+        super().__init__(self.process, options.training, self._lock)
+
+    def for_line(self, line: str) -> TransactionalLearner:
+        return TransactionalLearner(self.process, self.settings, LineCalls(self.process, self._lock, line))
+
+    async def drop_line(self, line: str) -> None:
+        async with self._lock:
+            await self.process.drop(line)

@@ -35,7 +35,7 @@ from openclaw_rl.engines.local.process.worker_messages import (
 )
 from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
-from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
@@ -66,19 +66,23 @@ class LocalSampler:
     * A worker that dies is started again with the same policies; requests that come meanwhile wait for it.
     * If workers keep dying, requests are refused with the reason, until one stays up.
     * A request finishes on the version on which it began: no version is replaced while it is in use.
+    * A request of a line whose policy is not loaded waits for that alone.
     * Users and background work have queues of their own, so neither is refused because of the other.
     """
 
     def __init__(self, options: WorkerOptions, max_queue: int, launcher: Launcher | None = None) -> None:
         self.options = options
         self._admission = Admission(options.max_sequences, max_queue)
-        self._versions = PolicyVersions[LoadedPolicy](options.policy_slots)
+        self._versions = PolicyVersions[LoadedPolicy](options.policy_slots, reloads=True)
         self._versions.add(BASE_VERSION, LoadedPolicy(0, options.model))
         self._worker = Supervisor(options, self, launcher or ProcessLauncher(SPINS))
         self._ids = count(1)
         self._streams: dict[int, TokenStream] = {}
         self._scoring: dict[int, asyncio.Future[Scores]] = {}
         self._loading: dict[int, asyncio.Future[None]] = {}
+        self._reloading: dict[int, asyncio.Task[None]] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+        """Those who wait for a policy to be loaded."""
         self._active = 0
         """Sequences that the worker said it was sampling."""
 
@@ -145,47 +149,95 @@ class LocalSampler:
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()
         self._admission.check(request)
-        version, policy = self._versions.find(request.version)
+        version, policy = self._versions.find(request.version, request.line)
         stream = TokenStream(self, next(self._ids), version, request.n)
         self._streams[stream.id] = stream
         self._admission.enter(stream, request.priority)
         self._versions.use(version)
-        self._worker.send(Add(stream.id, request, version, policy.slot))
+        if self._versions.is_loaded(version):
+            self._worker.send(Add(stream.id, request, version, policy.slot))
+        else:
+            waiting = asyncio.create_task(self._add_when_loaded(stream, request))
+            self._waiting.add(waiting)
+            waiting.add_done_callback(self._waiting.discard)
         return stream
+
+    async def _add_when_loaded(self, stream: TokenStream, request: SampleRequest) -> None:
+        """Load the policy of a request, unless another one does, and then send the request."""
+        try:
+            slot = await self._slot_of(stream.version)
+        except EngineUnavailable as error:
+            stream.fail(error)
+            return
+        if stream.id in self._streams:
+            self._worker.send(Add(stream.id, request, stream.version, slot))
+
+    async def _slot_of(self, version: int) -> int:
+        """Where a version is in the worker, loaded first if it is not. Raises EngineUnavailable."""
+        if not self._versions.is_loaded(version):
+            # One load for all who need it: a second one would keep the version from making room while it waits.
+            if version not in self._reloading:
+                loading = self._reloading[version] = asyncio.create_task(self._load_again(version))
+                loading.add_done_callback(lambda _: self._reloading.pop(version))
+            await asyncio.shield(self._reloading[version])
+        return self._versions.find(version)[1].slot
+
+    async def _load_again(self, version: int) -> None:
+        async with self._versions.changing:
+            _, policy = self._versions.find(version)
+            self._versions.loaded(version, await self._load(version, policy.folder))
 
     async def score(self, request: ScoreRequest) -> Scores:
         self._check_up()
         self.limits.check_fits(request)
-        version, policy = self._versions.find(request.version)
+        version, _policy = self._versions.find(request.version)
+        self._versions.use(version)
+        try:
+            slot = await self._slot_of(version)
+            return await self._score(request, slot)
+        finally:
+            self._versions.release(version)
+
+    async def _score(self, request: ScoreRequest, slot: int) -> Scores:
         id = next(self._ids)
         scores: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self._scoring[id] = scores
-        self._versions.use(version)
-        self._worker.send(Score(id, request, policy.slot))
+        self._worker.send(Score(id, request, slot))
         try:
             return await scores
         finally:
             del self._scoring[id]
-            self._versions.release(version)
             if scores.cancelled():
                 self.cancel(id)
 
-    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
         self.capabilities.check_loads(policy)
-        async with self._versions.publishing(version):
-            evicted = await self._versions.make_room()
-            used = {loaded.slot for loaded in self._versions.held.values()}
-            slot = next(slot for slot in range(1, self._versions.capacity + 1) if slot not in used)
-            done = self._loading[version] = asyncio.get_running_loop().create_future()
-            self._worker.send(LoadPolicy(version, slot, policy.folder))
-            try:
-                await done
-            except EngineUnavailable:
-                self._versions.restore(evicted)
-                raise
-            finally:
-                del self._loading[version]
-            self._versions.add(version, LoadedPolicy(slot, policy.folder), candidate=candidate)
+        async with self._versions.publishing(version, line):
+            is_needed_now = candidate or line == SHARED
+            loaded = await self._load(version, policy.folder) if is_needed_now else LoadedPolicy(0, policy.folder)
+            self._versions.add(version, loaded, candidate=candidate, line=line, loaded=is_needed_now)
+
+    async def _load(self, version: int, folder: Path) -> LoadedPolicy:
+        """Load a version into a slot that no other needs. One load at a time. Raises EngineUnavailable."""
+        evicted = await self._versions.make_room()
+        used = {loaded.slot for loaded in self._versions.held.values()}
+        slot = next(slot for slot in range(1, self._versions.capacity + 1) if slot not in used)
+        done = self._loading[version] = asyncio.get_running_loop().create_future()
+        self._worker.send(LoadPolicy(version, slot, folder))
+        try:
+            await done
+        except EngineUnavailable:
+            self._versions.restore(evicted)
+            raise
+        finally:
+            del self._loading[version]
+        return LoadedPolicy(slot, folder)
+
+    def newest_of(self, line: str) -> int:
+        return self._versions.newest_of(line)
+
+    def versions_of(self, line: str) -> list[int]:
+        return self._versions.of_line(line)
 
     def promote(self, version: int) -> None:
         self._versions.promote(version)

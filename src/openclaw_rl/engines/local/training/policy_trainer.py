@@ -44,6 +44,14 @@ CPU_OUT_OF_MEMORY = "allocate memory"
 DOES_NOT_FIT = "the step does not fit into memory"
 
 
+class Parked(NamedTuple):
+    """The policy in training of a line, while the trainer works for another one."""
+
+    weights: TrainedWeights
+    trainer: Trainer
+    optimizer: torch.optim.AdamW
+
+
 class Snapshot(NamedTuple):
     """Everything that a step changes."""
 
@@ -61,7 +69,8 @@ class PolicyTrainer:
     - A custom loss that fails refuses the pass.
     - `optim_step` refuses a loss or gradient that is not finite before it touches the weights.
     - `restore` and `load` bring back weights, optimiser state and the source of dropout bit for bit.
-    - The newest snapshot is kept, and no other.
+    - The newest snapshot is kept, and no other. It is dropped when another line is selected.
+    - Each line has weights, an optimiser's state and a source of dropout of its own, on the same base weights.
     - Several ranks that make the same calls have the same policy and raise the same errors. The first one writes files.
     """
 
@@ -85,7 +94,34 @@ class PolicyTrainer:
         self._loss_of_gradient: float | None = None
         """Of the pass whose gradient is waiting to be applied."""
         self._halvings = 0
+        self._line = ""
+        """The line that is being trained; empty where there are no lines."""
+        self._parked: dict[str, Parked] = {}
+        self.weights: TrainedWeights
+        self.trainer: Trainer
+        self.optimizer: torch.optim.AdamW
         self.reset()
+
+    def select(self, line: str) -> None:
+        """Go on with the policy of a line as it was left. A new one begins from the base model."""
+        if line == self._line:
+            return
+        self._drop_gradient()
+        if self._line:
+            self._parked[self._line] = Parked(self.weights, self.trainer, self.optimizer)
+        self._line = line
+        parked = self._parked.pop(line, None)
+        if parked is None:
+            self.reset()
+            return
+        self.weights, self.trainer, self.optimizer = parked
+        self._snapshot = None
+
+    def drop(self, line: str) -> None:
+        """Forget the policy in training of a line."""
+        self._parked.pop(line, None)
+        if line == self._line:
+            self._line = ""
 
     def reset(self) -> None:
         options = self.options
