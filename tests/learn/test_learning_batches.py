@@ -62,7 +62,7 @@ async def test_a_smaller_batch_waits_for_its_own_batch_timeout(tmp_path: Path, m
     async with a_run(tmp_path / "run", batch_timeout=100.0) as run:
         trainable = module.trainable
 
-        def look(db: sqlite3.Connection) -> int:
+        def look(db: sqlite3.Connection, _line: str | None) -> int:
             looks.add((clock.now, trainable(db)))
             return trainable(db)
 

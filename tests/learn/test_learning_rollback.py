@@ -169,7 +169,7 @@ async def test_killed_while_going_back_it_either_happened_or_it_did_not(
     assert earlier.step == 2
     reached = asyncio.Event()
 
-    async def hang(*_arguments: Any) -> None:
+    async def hang(*_arguments: Any, **_named: Any) -> None:
         reached.set()
         await asyncio.Event().wait()
 

@@ -15,10 +15,10 @@ from openclaw_rl.engines.base import EngineUnavailable, PolicyRef
 from openclaw_rl.learn.build import serve_learned, where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.guard import Guard
-from openclaw_rl.learn.loop import LearnLoop, LearnSettings
+from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
-from openclaw_rl.learn.step import Phase
+from openclaw_rl.learn.step import LearnSettings, Phase
 from openclaw_rl.ledger import groups, verdicts
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.fakes import ScriptedLearner, ScriptedSampler, read_policy
@@ -123,7 +123,7 @@ class LearningRun:
             guard=self.make_guard(self) if self.make_guard else None,
         )
         beginning = where_to_begin(options, self.folder)
-        await self.loop.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
+        await self.loop.line.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
         if learning:
             self.learn()
         return self

@@ -12,11 +12,21 @@ from openclaw_rl.engines import custom_sampler
 from openclaw_rl.engines.base import Learner, Sampler, TextSampler
 from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
+from openclaw_rl.engines.local.process.learner import LocalLearner
+from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.outside.options import OutsideOptions
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
 from openclaw_rl.judge.build import JudgeSetup, JudgingModel, build_loop, check_teacher
 from openclaw_rl.judge.rules.kept import keeps
-from openclaw_rl.learn.build import LearnSetup, build_learning, build_practice, serve_learned, where_to_begin
+from openclaw_rl.learn.build import (
+    LearnSetup,
+    build_learning,
+    build_lines,
+    build_practice,
+    serve_learned,
+    where_to_begin,
+)
+from openclaw_rl.learn.checkpoints import lines_on_disk
 from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.training import add_weights, latest_version
@@ -105,7 +115,7 @@ def judge_setup(config: Config) -> JudgeSetup:
         config.has_capable_llm,
         config.run.seed,
         config.values(),
-        config.notes,
+        config.notes_to_teach,
         several_users=len(config.server.user_keys) > 1,
     )
 
@@ -120,7 +130,7 @@ def learn_setup(config: Config) -> LearnSetup:
         config.values(),
         config.run.seed,
         several_users=len(config.server.user_keys) > 1,
-        personal=config.notes.distil_personal,
+        personal=config.notes_to_teach.distil_personal,
     )
 
 
@@ -143,20 +153,30 @@ async def build_loops(
     if config.engine.takes_text:
         return BackgroundLoops(judging, None, patience, remembers=True)
     if ledger is None or not config.learns:
-        await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler)
-        return BackgroundLoops(judging, None, patience, None, judge_model)
+        loops = BackgroundLoops(judging, None, patience, None, judge_model)
+        served = None
+        if isinstance(policy.sampler, LocalSampler) and config.engine.policy_per_user:
+            served = policy.sampler
+            loops.served_lines += lines_on_disk(config.run.folder)
+        await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler, served)
+        return loops
     learner = engines.open_learner()
     # A server of another project says only now what it can do.
     config.learning_method.check_learner(learner.capabilities)
     stack.push_async_callback(learner.close)
-    learning = build_learning(learn_setup(config), ledger, learner, policy.sampler, policy.chat_renderer, registry)
+    setup, lines = learn_setup(config), None
+    if config.engine.policy_per_user:
+        assert isinstance(learner, LocalLearner)
+        assert isinstance(policy.sampler, LocalSampler)
+        lines = build_lines(setup, ledger, learner, policy.sampler, policy.chat_renderer, registry)
+        learning = lines.shared
+    else:
+        learning = build_learning(setup, ledger, learner, policy.sampler, policy.chat_renderer, registry)
     beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
-    await learning.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
-    loops = BackgroundLoops(judging, learning, patience, None, judge_model)
+    await learning.line.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
+    loops = BackgroundLoops(judging, learning, patience, None, judge_model, lines=lines)
     if config.notes.notes:
-        loops.practiser = build_practice(
-            learn_setup(config), ledger, learning, policy.sampler, policy.chat_renderer, keeps
-        )
+        loops.practiser = build_practice(setup, ledger, learning, policy.sampler, policy.chat_renderer, keeps, lines)
     return loops
 
 

@@ -12,6 +12,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.rules.wishes import topic_of
+from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.practiser import Practiser
@@ -20,7 +21,7 @@ from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.status import REMEMBERS
 from openclaw_rl.ledger.training import policy_line
 from openclaw_rl.plugins import describe, load_plugin
-from openclaw_rl.types import Claim, NextStep
+from openclaw_rl.types import SHARED, Claim, LineState, NextStep
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,16 @@ class BackgroundLoops(Operations):
         judge_model: Sampler | None = None,
         *,
         remembers: bool = False,
+        lines: Lines | None = None,
     ) -> None:
         """`judge_model` judges and teaches, if the policy's own sampler does not.
 
-        With `remembers`, the model is behind another API, so nothing is trained.
+        With `remembers`, the model is behind another API, so nothing is trained. With `lines`, `learning` is that of
+        the shared line.
         """
+        self.lines = lines
+        self.served_lines = [SHARED]
+        """The lines of a server that serves them without learning."""
         self.remembers = remembers
         self.judging = judging
         self.learning = learning
@@ -56,7 +62,7 @@ class BackgroundLoops(Operations):
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
         """Run the loops and other coroutines as tasks."""
-        parts = (self.judging, self.learning, self.outside, self.practiser)
+        parts = (self.judging, self.lines or self.learning, self.outside, self.practiser)
         loops = [part.run() for part in parts if part is not None]
         self._tasks = [asyncio.create_task(work) for work in (*loops, *others)]
         for task in self._tasks:
@@ -65,12 +71,12 @@ class BackgroundLoops(Operations):
     async def stop(self) -> None:
         """Save a checkpoint, then cancel all tasks."""
         if self.learning is not None:
-            await self._finish(self.learning)
+            await self._finish(self.lines or self.learning)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _finish(self, learning: LearnLoop) -> None:
+    async def _finish(self, learning: LearnLoop | Lines) -> None:
         """Let the running step end and save a checkpoint. A step that takes half of the time is taken back."""
         finishing = asyncio.create_task(learning.finish())
         await asyncio.wait([finishing], timeout=self.patience / 2)
@@ -90,7 +96,7 @@ class BackgroundLoops(Operations):
 
     def learner(self) -> str:
         try:
-            training = self.learning or self.outside
+            training = self.lines or self.learning or self.outside
             return training.status() if training else REMEMBERS if self.remembers else "off"
         except LedgerError as error:
             return f"suspended: {error}"
@@ -103,7 +109,7 @@ class BackgroundLoops(Operations):
 
     def next_step(self) -> NextStep | None:
         try:
-            training = self.learning or self.outside
+            training = self.lines or self.learning or self.outside
             return training.progress() if training else None
         except LedgerError:
             return None
@@ -112,11 +118,53 @@ class BackgroundLoops(Operations):
         watching = self.learning.guard if self.learning else None
         return watching.state.as_json() if watching else None
 
-    async def relearn(self) -> int:
-        if self.learning is None:
-            return await super().relearn()
+    def line_of(self, owner: str) -> str:
+        return owner if self.has_lines else SHARED
+
+    def line_names(self) -> list[str]:
+        return self.lines.names() if self.lines else self.served_lines
+
+    @property
+    def has_lines(self) -> bool:
+        return self.lines is not None or len(self.served_lines) > 1
+
+    async def serve_line(self, line: str) -> None:
+        if self.lines is None:
+            return
         try:
-            return await self.learning.relearn()
+            await self.lines.serve(line)
+        except (EngineError, LedgerError, OSError) as error:
+            raise OperationFailed(f"The policy of the line {line} could not be loaded: {error}") from error
+
+    def line_states(self) -> list[LineState]:
+        return self.lines.states() if self.lines else []
+
+    async def drop_line(self, line: str) -> bool:
+        if self.lines is None:
+            return await super().drop_line(line)
+        try:
+            return await self.lines.drop(line)
+        except (EngineError, LedgerError, OSError) as error:
+            raise OperationFailed(f"The line could not be deleted: {error}") from error
+
+    async def _loop_of(self, line: str) -> LearnLoop | None:
+        """The loop of a line; None if this server does not learn. Raises OperationFailed if there is no such line."""
+        if line == SHARED or self.learning is None:
+            return self.learning
+        try:
+            found = await self.lines.find(line) if self.lines else None
+        except (EngineError, LedgerError, OSError) as error:
+            raise OperationFailed(f"The line {line} could not be opened: {error}") from error
+        if found is None:
+            raise OperationFailed(f"There is no line {line!r}: its owner has taught nothing yet.")
+        return found
+
+    async def relearn(self, line: str = SHARED) -> int:
+        learning = await self._loop_of(line)
+        if learning is None:
+            return await super().relearn(line)
+        try:
+            return await learning.relearn()
         except LedgerError as error:
             raise OperationFailed(str(error)) from error
 
@@ -129,24 +177,25 @@ class BackgroundLoops(Operations):
             return super().why_no_practice()
         return "" if self.practiser else "This server's sampler keeps no base model, so it practises no notes."
 
-    async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
+    async def roll_back(self, version: int | None, *, retrain: bool = False, line: str = SHARED) -> int:
         if self.outside is not None:
             raise OperationFailed(
                 f"{self.outside.settings.trainer} trains this policy, so this server cannot roll it back: let the "
                 "trainer push an earlier checkpoint."
             )
-        if self.learning is None:
-            return await super().roll_back(version, retrain=retrain)
+        learning = await self._loop_of(line)
+        if learning is None:
+            return await super().roll_back(version, retrain=retrain, line=line)
         try:
             if retrain:
-                return await self.learning.retrain()
-            line = self.learning.line
-            made_from = line.ledger.read(policy_line, line.version)
+                return await (self.lines or learning).retrain()
+            lineage = learning.line
+            made_from = lineage.ledger.read(policy_line, lineage.version)
             # Checking a checkpoint reads all its files.
             checkpoint = await asyncio.to_thread(
-                choose_checkpoint, line.checkpoints.all(), version, line.served_step, made_from
+                choose_checkpoint, lineage.checkpoints.all(), version, lineage.served_step, made_from
             )
-            return await self.learning.roll_back(checkpoint)
+            return await learning.roll_back(checkpoint)
         except CannotRollBack as error:
             raise OperationFailed(str(error)) from error
         except (EngineError, LedgerError, OSError) as error:

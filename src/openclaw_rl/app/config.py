@@ -31,14 +31,15 @@ from openclaw_rl.engines.registry import SAMPLERS, backends, default_backend, en
 from openclaw_rl.engines.upstream.options import UpstreamOptions
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.judge.options import JudgeOptions
-from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.learn.checkpoints import Checkpoints, line_folder
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.ledger.options import CaptureOptions, NotesOptions
+from openclaw_rl.ledger.sessions import IMPORTED
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.methods.registry import check_options, make_method
 from openclaw_rl.models import CLOUD_MODEL, CLOUD_SERVED_NAME, EMBEDDED, EMBEDDED_SERVED_NAME
-from openclaw_rl.types import TrainingSettings
+from openclaw_rl.types import SHARED, TrainingSettings
 
 if TYPE_CHECKING:
     from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, SamplerFactory
@@ -72,6 +73,11 @@ SECTIONS: tuple[type[Section], ...] = (
     RunOptions,
 )
 FIELDS = fields_of(SECTIONS)
+
+
+#: Names that do not name one person's line, and the longest that does: it names a folder too.
+NOT_OWNERS = (SHARED, IMPORTED)
+MAX_LINE_NAME = 64
 
 
 class SectionOf(Generic[S]):
@@ -122,6 +128,29 @@ class Config:
             raise ConfigError("--step-reward-coef needs --baseline group: steps are compared within their group.")
         if self.judge.step_judge and not self.method.step_reward_coef:
             raise ConfigError("--step-judge needs --step-reward-coef: without it the scores of steps have no effect.")
+        if self.engine.policy_per_user:
+            self.check_lines()
+
+    def check_lines(self) -> None:
+        """Refuse what cannot be combined with a line of policies for each person. Raises ConfigError."""
+        option = "--policy-per-user"
+        if self.model.full_weights:
+            raise ConfigError(f"{option} gives each person an adapter, and --lora-rank 0 trains all weights.")
+        if self.engine.trains_outside:
+            raise ConfigError(f"{option} needs a learner of this program: {self.engine.learner} trains one line.")
+        if self.engine.takes_text:
+            raise ConfigError(f"{option} needs weights that are here: behind an API they are not.")
+        for part, factory in (("--sampler", self.sampler), ("--learner", self.learner)):
+            if not factory.has_lines:
+                raise ConfigError(f"{option} works with the local engine so far, and {part} is {factory.name}.")
+        if not self.server.api_keys:
+            raise ConfigError(f"{option} needs a key for each person: give --api-key anna=KEY,ben=KEY.")
+        for key in self.server.api_keys:
+            if key.name in NOT_OWNERS or len(key.name) > MAX_LINE_NAME or ":" in key.name:
+                raise ConfigError(
+                    f"{option} names lines after keys, and the key {key.name!r} cannot name one: give it another name "
+                    f"of at most {MAX_LINE_NAME} characters, without a colon, that is not {' or '.join(NOT_OWNERS)}."
+                )
 
     def section(self, kind: type[S]) -> S:
         section = self.sections[kind]
@@ -227,14 +256,23 @@ class Config:
         return differs or bool(self.engine.teacher_url) or bool(self.split().other)
 
     @property
+    def notes_to_teach(self) -> NotesOptions:
+        """The options of notes. What one person wishes is taught to a line of their own, if they have one."""
+        personal = self.notes.distil_personal or self.engine.policy_per_user
+        return self.notes.model_copy(update={"distil_personal": personal})
+
+    @property
     def ledger_dir(self) -> Path:
         """The folder of the ledger."""
         return (self.capture.rl_buffer_dir or self.run.run_dir).expanduser()
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """The checkpoints of the run."""
-        return Checkpoints.of_run(self.run.folder, self.training.keep_checkpoints)
+        """The checkpoints of the shared line."""
+        return self.checkpoints_of(SHARED)
+
+    def checkpoints_of(self, line: str) -> Checkpoints:
+        return Checkpoints.of_run(line_folder(self.run.folder, line), self.training.keep_checkpoints)
 
     @property
     def has_capable_llm(self) -> bool:
@@ -365,19 +403,15 @@ NOT_KEPT = ("run_dir", "resume_from_ckpt", "continue_from")
 #: The options that commands about a run read from its directory: those that stay the same in all its servers.
 OF_THE_RUN = ("Method", "Model", "Capture")
 ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir", "preset")
-#: The same of a run that is recorded as text.
-OF_AN_API = ("sampler", "upstream_url", "upstream_model")
 
 
 def keep_options(config: Config) -> None:
     """Write the given options into the run directory, without keys and without the passwords of URLs.
 
-    A server that does not learn keeps the file, unless nobody can learn in this run. Raises ConfigError if the file
-    cannot be written.
+    A server that does not learn keeps the file. Raises ConfigError if the file cannot be written.
     """
     path = config.run.folder / OPTIONS_FILE
-    is_of_text = config.engine.takes_text and config.capture.capture
-    if path.exists() and not config.learns and not is_of_text:
+    if path.exists() and not config.learns:
         return
     unfinished = path.with_suffix(".part")
     try:
@@ -424,10 +458,7 @@ def load_for_run(flags: Mapping[str, Any], file: Path | None = None) -> Loaded:
     """
     loaded = load(flags, file=file)
     stored = loaded.config.run.folder / OPTIONS_FILE
-    if file is not None or not stored.is_file():
-        return loaded
-    with_api = load(flags, file=stored, only=lambda name: name in OF_AN_API or _is_of_the_run(name))
-    return with_api if with_api.config.engine.takes_text else load(flags, file=stored, only=_is_of_the_run)
+    return load(flags, file=stored, only=_is_of_the_run) if file is None and stored.is_file() else loaded
 
 
 def _is_of_the_run(name: str) -> bool:

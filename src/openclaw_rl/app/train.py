@@ -186,7 +186,8 @@ async def work_off(ledger: Ledger, learning: LearnLoop, show: Callable[[], None]
                 show()
                 comes = more_to_come(ledger)
                 learning.accept_small_batches(not comes)
-                has_more = comes or (ledger.read(groups.trainable) and not learning.waits_for_good_score)
+                trainable = ledger.read(groups.trainable, learning.line.takes)
+                has_more = comes or (trainable and not learning.waits_for_good_score)
                 is_over = learning.progress() is None or not has_more
                 if is_over and learning.phase is Phase.WAITING:
                     return

@@ -16,10 +16,10 @@ class RunOptions(Section):
         Path("~/.cache/openclaw-rl"), "Folder for downloaded and converted models.", env="OPENCLAW_RL_CACHE"
     )
     seed: int = option(0, "Seed of every random stream.", ge=0)
-    preset: Literal["none", "personal"] = option(
+    preset: Literal["none", "personal", "team"] = option(
         "none",
         "Defaults of other options that belong together; personal: the settings that learned well from one person "
-        "(docs/results/notes.md).",
+        "(docs/results/notes.md); team: the same, with a line of policies for each person (docs/teams.md).",
         shown="none: each option has its own default",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "Least severe messages to log.")
@@ -35,24 +35,26 @@ class RunOptions(Section):
         return self.cache_dir.expanduser()
 
 
-PERSONAL = "personal"
+PERSONAL, TEAM = "personal", "team"
 #: What learned well from one person in docs/results: more of each answer and larger steps than by default, near the
 #: base model, hints before scores, and notes.
+FROM_ONE_PERSON = {
+    "method": "notes+combine",
+    "batch_size": 8,
+    "learning_rate": 3e-4,
+    "lora_rank": 16,
+    "baseline": "batch",
+    "kl_loss_coef": 0.02,
+    "w_rl": 0.5,
+    "w_notes": 0.5,
+    "opd_clip": 3.0,
+    "topk_adv_diff_clip": 3.0,
+    "check_hints": True,
+    "practice": True,
+}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    PERSONAL: {
-        "method": "notes+combine",
-        "batch_size": 8,
-        "learning_rate": 3e-4,
-        "lora_rank": 16,
-        "baseline": "batch",
-        "kl_loss_coef": 0.02,
-        "w_rl": 0.5,
-        "w_notes": 0.5,
-        "opd_clip": 3.0,
-        "topk_adv_diff_clip": 3.0,
-        "check_hints": True,
-        "practice": True,
-    },
+    PERSONAL: FROM_ONE_PERSON,
+    TEAM: {**FROM_ONE_PERSON, "policy_per_user": True},
 }
 
 

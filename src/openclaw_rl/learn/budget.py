@@ -1,5 +1,7 @@
 """How often something that takes time may be done beside learning."""
 
+import time
+
 #: The share of the time that such a thing may take.
 MAX_SHARE = 0.05
 
@@ -14,6 +16,8 @@ class Budget:
 
     def __init__(self, share: float = MAX_SHARE) -> None:
         self.share = share
+        self.seen = time.monotonic()
+        """Up to when time was counted, for those who count all of it."""
         self._passed = self._cost = 0.0
 
     @property

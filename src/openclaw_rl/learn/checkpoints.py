@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from openclaw_rl.engines.base import Learner, PolicyRef, policy_in
 from openclaw_rl.models import NOT_THE_POLICY
-from openclaw_rl.types import Batch
+from openclaw_rl.types import SHARED, Batch
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,20 @@ RECORD = "checkpoint.json"
 FOLDER = "checkpoints"
 #: The prefix of folders that are not finished.
 UNFINISHED = ".unfinished-"
+
+
+#: In a run directory: a folder for each line but the shared one, whose files are in the run directory itself.
+LINES = "lines"
+
+
+def line_folder(run_dir: Path, name: str) -> Path:
+    """The folder of a line's checkpoints, policies and numbers."""
+    return run_dir if name == SHARED else run_dir / LINES / quote(name, safe="").replace(".", "%2E")
+
+
+def lines_on_disk(run_dir: Path) -> list[str]:
+    """The lines that a run has besides the shared one."""
+    return sorted(unquote(folder.name) for folder in (run_dir / LINES).glob("*") if folder.is_dir())
 
 
 class BadCheckpoint(Exception):

@@ -149,14 +149,15 @@ class Guard:
         own: Callable[[], list[PlainPrompt]] = list,
         registry: CollectorRegistry | None = None,
         share: float = MAX_SHARE,
+        budget: Budget | None = None,
     ) -> None:
+        """`budget` is that of all guards of a server, which then take at most its share together."""
         self.file = file
         self.sampler = sampler
         self.renderer = renderer
         self.own = own
         self.state = GuardState.read(file)
-        self._budget = Budget(share)
-        self._seen = time.monotonic()
+        self._budget = budget or Budget(share)
         names = {**NUMBERS, "version": "The policy version that was examined last."} if registry else {}
         self._gauges = {name: Gauge(f"openclaw_guard_{name}", doc, registry=registry) for name, doc in names.items()}
         self._show()
@@ -164,8 +165,8 @@ class Guard:
     def is_due(self, version: int) -> bool:
         """Whether a policy should be examined now, or left: it has not been found good, and there is time for it."""
         now = time.monotonic()
-        self._budget.add_time(now - self._seen)
-        self._seen = now
+        self._budget.add_time(now - self._budget.seen)
+        self._budget.seen = now
         if version == BASE_VERSION and self.state.start is None and self.keeps_base:
             # Only the first policy is compared with it, so it need not answer anything before.
             self.state.start = self.state.good = PlainAnswers(BASE_VERSION)
@@ -192,8 +193,8 @@ class Guard:
             policy = await self._ask(PlainAnswers(version), prompts, MAX_ROUNDS if is_last_chance else 1)
             return await self._compare(policy, prompts)
         finally:
-            self._seen = time.monotonic()
-            self._budget.add_cost(self._seen - begun)
+            self._budget.seen = time.monotonic()
+            self._budget.add_cost(self._budget.seen - begun)
 
     @property
     def keeps_base(self) -> bool:
@@ -254,6 +255,12 @@ class Guard:
         """Let steps be made without a good score again."""
         self.state.cautious = ""
         self._save()
+
+    @property
+    def last_good(self) -> int:
+        """The version of the last good policy; the base model if none was."""
+        good = self.state.good or self.state.start
+        return good.version if good else BASE_VERSION
 
     @property
     def is_cautious(self) -> bool:

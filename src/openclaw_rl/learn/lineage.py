@@ -3,19 +3,60 @@
 import asyncio
 import filecmp
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineUnavailable, Learner, PolicyRef, Sampler, policy_in
+from openclaw_rl.engines.base import EngineUnavailable, Learner, PolicyRef, Sampler, StepRefused, policy_in
+from openclaw_rl.learn.budget import Budget
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies, remove_unfinished
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.types import BASE_VERSION, Batch
+from openclaw_rl.types import BASE_VERSION, SHARED, Batch
 
 log = logging.getLogger(__name__)
+
+
+class VersionNumbers:
+    """Numbers for new policies. All lines of a run have theirs from one place, so none is used twice."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.latest = BASE_VERSION
+
+    def next(self) -> int:
+        """A version number that no policy has had."""
+        self.latest = max(self.latest, self.ledger.read(training.latest_version)) + 1
+        return self.latest
+
+    def know(self, version: int) -> None:
+        """A policy on disk has this number, whether or not the ledger knows of it."""
+        self.latest = max(self.latest, version)
+
+    def give_back(self, version: int) -> None:
+        """The last number was not needed."""
+        self.latest -= self.latest == version
+
+
+@dataclass(frozen=True, slots=True)
+class LineOptions:
+    """Which line it is, and which turns teach it."""
+
+    name: str = SHARED
+    takes: str | None = None
+    """The line whose turns it learns from; None where one line learns from all turns."""
+    numbers: VersionNumbers | None = None
+    """Where the lines of a run have their version numbers from; None if there is one line."""
+    origin: Callable[[], Checkpoint | None] | None = None
+    """What a line without a policy begins from; the base model without it, or if there is nothing."""
+
+    @property
+    def owner(self) -> str | None:
+        """Whose line it is; None if it is not one person's own."""
+        return None if self.name == SHARED else self.name
 
 
 class Lineage:
@@ -32,8 +73,18 @@ class Lineage:
     """
 
     def __init__(
-        self, ledger: Ledger, learner: Learner, sampler: Sampler, checkpoints: Checkpoints, policies: Policies
+        self,
+        ledger: Ledger,
+        learner: Learner,
+        sampler: Sampler,
+        checkpoints: Checkpoints,
+        policies: Policies,
+        options: LineOptions | None = None,
     ) -> None:
+        self.options = options or LineOptions()
+        self.name = self.options.name
+        self.takes = self.options.takes
+        self.numbers = self.options.numbers or VersionNumbers(ledger)
         self.ledger = ledger
         self.learner = learner
         self.sampler = sampler
@@ -50,11 +101,15 @@ class Lineage:
         self._foreign: Checkpoint | None = None
         self._is_new_line = False
         """Whether the first policy must be saved, because the next start would continue from another one."""
-        self._latest = BASE_VERSION
         self._unfinished: list[int] = []
         """The versions that were published for a rollback which is not saved yet."""
         self._held: int | None = None
         """The version that was loaded only to be compared with, if any."""
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the next start would continue from the current step."""
+        return self.version == (self._last.version if self._last else BASE_VERSION)
 
     @property
     def served_step(self) -> int:
@@ -71,16 +126,17 @@ class Lineage:
         self._last = checkpoint if of_this_run else None
         self._foreign = None if of_this_run else checkpoint
         steps = {state.version: state.step for state in self.checkpoints.states()}
-        self._latest = max(steps, default=BASE_VERSION)
-        self._is_new_line = checkpoint is not None or self._latest > BASE_VERSION
+        latest = max(steps, default=BASE_VERSION)
+        self.numbers.know(latest)
+        self._is_new_line = checkpoint is not None or latest > BASE_VERSION
         if not of_this_run:
             self._is_new_line |= self.ledger.read(training.latest_version) > BASE_VERSION
-            await self.ledger.write(training.follow, BASE_VERSION)
+            await self.ledger.write(training.follow, BASE_VERSION, line=self.name)
         await self._agree()
-        await self.ledger.write(training.infer_policies, steps)
+        await self.ledger.write(training.infer_policies, steps, self.name)
         if self._foreign is not None:
             self.version = await self.serve_as_new(self._foreign, BASE_VERSION)
-        elif self._last is not None and self._last.version < self._latest:
+        elif self._last is not None and self._last.version < latest:
             # An older checkpoint was asked for. From here on the run continues from it.
             self.version = await self.serve_as_new(self._last, self._last.version)
             self._last = await asyncio.to_thread(self.checkpoints.renumber, self._last, self.version)
@@ -93,6 +149,9 @@ class Lineage:
         self.take_back()
         await self.learner.start()
         await self._agree()
+        if self.options.origin is not None and not (self._last or self._foreign or self.lost or self._is_new_line):
+            self._foreign = await asyncio.to_thread(self.options.origin)
+            self._is_new_line = self._foreign is not None
         start = self._last or self._foreign
         if start is not None:
             await self.learner.load(start.folder)
@@ -104,12 +163,12 @@ class Lineage:
 
     async def write_policy(self) -> tuple[int, PolicyRef]:
         """Write the learner's policy under a new version number."""
-        version = self._new_version()
+        version = self.numbers.next()
         return version, await self.policies.write(self.learner, version)
 
     def repeated_version(self) -> int | None:
         """The version of a lost step that is made again while a later policy serves; None if its policy is to serve."""
-        return (self.lost[0].version or self._new_version()) if len(self.lost) > 1 else None
+        return (self.lost[0].version or self.numbers.next()) if len(self.lost) > 1 else None
 
     async def find_served(self, version: int, policy: PolicyRef) -> int | None:
         """The version that serves, if the lost steps have led to the same policy again, byte for byte.
@@ -122,7 +181,7 @@ class Lineage:
         if not await asyncio.to_thread(have_same_files, policy.folder, self.policies.folder_of(served)):
             return None
         await asyncio.to_thread(self.policies.remove, version)
-        self._latest = version - 1
+        self.numbers.give_back(version)
         return served
 
     def skip_lost(self) -> None:
@@ -131,7 +190,7 @@ class Lineage:
 
     async def advance(self, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
         """Record a step on these turns that made policy `version`."""
-        await self.ledger.write(training.apply_step, self.step + 1, version, turns, metrics, self.version)
+        await self.ledger.write(training.apply_step, self.step + 1, version, turns, metrics, self.version, self.name)
         self.step = self.step + 1
         self.version = version
         self.lost = self.lost[1:]
@@ -145,13 +204,25 @@ class Lineage:
         if kept:
             self.unsaved = []
 
+    async def save_if_due(self, interval: int, recovery: Budget) -> None:
+        """Write a checkpoint, due every `interval` steps, or else a recovery state if there is time for it."""
+        kept = self.step % interval == 0 or len(self.unsaved) >= interval
+        if not kept and not recovery.is_due:
+            return
+        started = time.monotonic()
+        try:
+            await self.save(kept=kept)
+            recovery.add_cost(time.monotonic() - started)
+        except (StepRefused, OSError) as error:
+            log.error("The learner's state was not saved at step %d, the next step tries again: %s", self.step, error)
+
     async def serve_as_new(self, checkpoint: Checkpoint, parent: int) -> int:
         """Publish a checkpoint's policy under a new version number, which is returned.
 
         `parent` is its version in this run; the base model if it is another run's.
         """
-        version = self._new_version()
-        await self.ledger.write(training.add_policy, version, parent)
+        version = self.numbers.next()
+        await self.ledger.write(training.add_policy, version, parent, line=self.name)
         await self.sampler.publish(version, await asyncio.to_thread(self.policies.adopt, checkpoint.folder, version))
         return version
 
@@ -160,8 +231,8 @@ class Lineage:
         held before is taken back."""
         if self._held is not None:
             self.sampler.retract(self._held)
-        self._held = version = self._new_version()
-        await self.ledger.write(training.add_policy, version, checkpoint.version)
+        self._held = version = self.numbers.next()
+        await self.ledger.write(training.add_policy, version, checkpoint.version, line=self.name)
         await self.sampler.publish(version, policy_in(checkpoint.folder), candidate=True)
         return version
 
@@ -192,7 +263,7 @@ class Lineage:
             version = await self.begin_to_go_back(checkpoint)
         if retrain:
             # First the ledger: killed after that, the next start finds the old checkpoint, whose steps count again.
-            await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
+            await self.ledger.write(training.follow, version, undo_after=BASE_VERSION, line=self.name)
         # From here on the next start continues from this policy, even if the ledger does not know of it yet.
         self._last = await asyncio.to_thread(self.checkpoints.renumber, checkpoint, version)
         self.step, self.version, self._unfinished = checkpoint.step, version, []
@@ -202,17 +273,21 @@ class Lineage:
         """The same with the base model."""
         self.unsaved = []
         await self.learner.reset()
+        self._foreign = None
         await self._publish_start(retrain=retrain)
         return self.version
 
     async def _publish_start(self, *, retrain: bool = False) -> None:
         """Save the learner's policy, which holds no step, so that the next start continues from it. Then it serves."""
         version, policy = await self.write_policy()
-        await self.ledger.write(training.add_policy, version, BASE_VERSION)
+        # Of what another run made, this one has no record.
+        is_of_run = self.options.origin is not None and self._foreign is not None
+        parent = self._foreign.version if is_of_run and self._foreign else BASE_VERSION
+        await self.ledger.write(training.add_policy, version, parent, line=self.name)
         self._unfinished.append(version)
         await self.sampler.publish(version, policy, candidate=True)
         if retrain:
-            await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
+            await self.ledger.write(training.follow, version, undo_after=BASE_VERSION, line=self.name)
         self._last = await self.checkpoints.save(0, version, (), self.learner.save)
         self.step, self.version, self.unsaved, self._unfinished = 0, version, [], []
         self.sampler.promote(version)
@@ -223,19 +298,19 @@ class Lineage:
         With `retrain`, other steps may use their turns.
         """
         if not retrain:
-            await self.ledger.write(training.give_up, self.lost)
+            await self.ledger.write(training.give_up, self.lost, self.takes)
         self.lost = []
-        await self.ledger.write(training.follow, self.version)
+        await self.ledger.write(training.follow, self.version, line=self.name)
 
     async def _agree(self) -> None:
         last = self._last
         self.version, self.step, batches = (last.version, last.step, last.batches) if last else (BASE_VERSION, 0, ())
-        undone = await self.ledger.write(training.reconcile, self.version, self.step, batches)
+        undone = await self.ledger.write(training.reconcile, self.version, self.step, batches, self.name, self.takes)
         if undone:
             log.info("Steps %s are not in the state that was saved last. They are made again.", undone)
         self.unsaved = list(batches) if last and self.checkpoints.is_recovery(last) else []
         is_new = last is None and self._is_new_line
-        self.lost = [] if is_new else self.ledger.read(training.steps_after, self.version)
+        self.lost = [] if is_new else self.ledger.read(training.steps_after, self.version, self.name)
 
     async def _serve_last(self) -> None:
         """Publish the policy that served last or, if it is gone, the one that learning continues from."""
@@ -250,11 +325,6 @@ class Lineage:
                 log.warning("Policy %d cannot serve again, so an earlier one serves: %s", batch.version, error)
         if self._last is not None:
             await self.sampler.publish(self._last.version, policy_in(self._last.folder))
-
-    def _new_version(self) -> int:
-        """A version number that no policy has had."""
-        self._latest = max(self._latest, self.version, self.ledger.read(training.latest_version)) + 1
-        return self._latest
 
 
 def have_same_files(one: Path, other: Path) -> bool:

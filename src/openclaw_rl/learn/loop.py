@@ -5,19 +5,18 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused
-from openclaw_rl.learn.budget import MAX_SHARE, Budget
+from openclaw_rl.learn.budget import Budget
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.guard import Guard
-from openclaw_rl.learn.lineage import Lineage
+from openclaw_rl.learn.lineage import Lineage, LineOptions
 from openclaw_rl.learn.plain_prompts import PlainAnswers
 from openclaw_rl.learn.reporting import Records, Reporter
 from openclaw_rl.learn.rollback import find_traces, newest_without, remove
-from openclaw_rl.learn.step import Phase, Phases, StepRunner
+from openclaw_rl.learn.step import LearnSettings, Phase, Phases, StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import first_good, trainable
 from openclaw_rl.ledger.practices import to_train
@@ -33,26 +32,6 @@ from openclaw_rl.methods.base import Method
 from openclaw_rl.types import BASE_VERSION, NextStep
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LearnSettings:
-    """When to train and when to save."""
-
-    batch_size: int
-    max_steps: int
-    max_staleness: int
-    batch_timeout: float | None
-    """Train on a smaller batch after it has waited this many seconds."""
-    save_interval: int
-    """Steps between checkpoints that are kept."""
-    recovery_share: float = MAX_SHARE
-    """The share of the training time that saving for recovery may take."""
-    first_pause: float = 1.0
-    """Seconds before the first retry after an error. Each further pause is twice as long, up to the longest."""
-    longest_pause: float = 60.0
-    idle_seconds: float = 5.0
-    """The loop looks for turns at least this often, even if the ledger reports no change."""
 
 
 class LearnLoop:
@@ -86,10 +65,13 @@ class LearnLoop:
         gate: Gate | None = None,
         records: Records | None = None,
         guard: Guard | None = None,
+        line: LineOptions | None = None,
+        lock: asyncio.Lock | None = None,
     ) -> None:
+        """`lock` is that of all lines which use the same learner, so that one of them has it at a time."""
         self.ledger = ledger
         self.settings = settings
-        self.line = Lineage(ledger, learner, sampler, checkpoints, policies)
+        self.line = Lineage(ledger, learner, sampler, checkpoints, policies, line)
         self.phases = Phases()
         self.guard = guard
         self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases, guard)
@@ -99,7 +81,7 @@ class LearnLoop:
         """Whether a practice is under way, which lets the guard examine at its end."""
         self.trouble = ""
         """Why no step can be made at the moment; empty if one can."""
-        self._lock = asyncio.Lock()
+        self._lock = lock or asyncio.Lock()
         """Held in every phase but UNPREPARED, WAITING and SUSPENDED."""
         self._stopping = False
         self._pause = settings.first_pause
@@ -125,33 +107,69 @@ class LearnLoop:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no step is being made and none is due from feedback."""
-        return self.phase is Phase.WAITING and not self._due()
+        """Whether no step is being made and none is due from feedback. A line of several may be out of the learner."""
+        is_parked = self.phase is Phase.UNPREPARED and self.line.takes is not None
+        return (self.phase is Phase.WAITING or is_parked) and not self._lock.locked() and not self._due()
 
-    async def begin(self, checkpoint: Checkpoint | None, *, of_this_run: bool = True) -> None:
-        """Agree with a checkpoint, or with the base model, before anything is served."""
-        await self.line.begin(checkpoint, of_this_run=of_this_run)
+    @property
+    def is_due(self) -> bool:
+        """Whether an examination or a step is due."""
+        return self.is_examination_due() or bool(self._due() or self._practice_due())
 
     async def run(self) -> None:
         """Learn until cancelled."""
         while True:
             try:
-                async with self._lock:
-                    await self._prepare()
-                self.trouble = ""
+                await self.prepare()
+                # It returns when a rollback or a save has begun, whose end is awaited where the lock is.
                 await self._learn()
-                # A rollback or a save has begun. Its end is awaited where the lock is.
-                continue
             except (EngineError, LedgerError, OSError) as error:
-                self.trouble = str(error)
-                if self.phase is Phase.UNPREPARED:
-                    # The learner no longer holds these steps, so no checkpoint can be made of them.
-                    self.line.unsaved.clear()
-                elif self.phase is Phase.WAITING:
-                    self.phases.enter(Phase.SUSPENDED)
-                log.error("Learning pauses for %.0f s: %s", self._pause, error)
-            await asyncio.sleep(self._pause)
-            self._pause = min(self.settings.longest_pause, 2 * self._pause)
+                await asyncio.sleep(self.suspend(error))
+
+    async def prepare(self) -> None:
+        """Make learner and ledger agree with the last step that counts. Raises EngineError, LedgerError and OSError."""
+        async with self._lock:
+            if self.phase is Phase.UNPREPARED:
+                await self.line.prepare()
+            else:
+                await self.ledger.write(release_batches, self.line.takes)
+            if self.phase is not Phase.WAITING:
+                self.phases.enter(Phase.WAITING)
+        self.trouble = ""
+
+    def suspend(self, error: Exception) -> float:
+        """After an error: note why no step can be made; for how many seconds none should be tried."""
+        self.trouble = str(error)
+        if self.phase is Phase.UNPREPARED:
+            # The learner no longer holds these steps, so no checkpoint can be made of them.
+            self.line.unsaved.clear()
+        elif self.phase is Phase.WAITING:
+            self.phases.enter(Phase.SUSPENDED)
+        pause, self._pause = self._pause, min(self.settings.longest_pause, 2 * self._pause)
+        log.error("Learning pauses for %.0f s: %s", pause, error)
+        return pause
+
+    async def leave(self) -> None:
+        """Take back the step that is being made, and make no other: the line is being deleted."""
+        self._stopping = True
+        self._stop_examination()
+        self.steps.abandon()
+        if self.phase is Phase.TRAINING:
+            self.stop_step()
+        async with self._lock:
+            if self.phase is not Phase.UNPREPARED:
+                self.phases.enter(Phase.UNPREPARED)
+
+    async def park(self) -> None:
+        """Save what the next start would not continue from, because the learner is about to forget this line."""
+        async with self._lock:
+            if self.phase is Phase.UNPREPARED:
+                return
+            if not self.line.is_saved:
+                self.phases.enter(Phase.SAVING)
+                with self._resting():
+                    await self.line.save(kept=False)
+            self.phases.enter(Phase.UNPREPARED)
 
     def progress(self) -> NextStep | None:
         """How many turns the next step has; None after the last step."""
@@ -160,21 +178,20 @@ class LearnLoop:
             return NextStep(self.step + 1, needed, needed, training=True)
         if self.step >= self.settings.max_steps:
             return None
-        return NextStep(self.step + 1, self.ledger.read(trainable), needed)
+        return NextStep(self.step + 1, self.ledger.read(trainable, self.line.takes), needed)
 
     def status(self) -> str:
         """What the next step waits for, in words."""
-        settings = self.settings
+        most, needed = self.settings.max_steps, self.settings.batch_size
         if self.trouble:
             return f"suspended: {self.trouble}"
         if self.phase is Phase.TRAINING:
             return f"training step {self.step + 1}"
-        if self.step >= settings.max_steps:
-            return f"done: --max-steps {settings.max_steps} have been made"
+        if self.step >= most:
+            return f"done: --max-steps {most} have been made"
         if self.phase is Phase.UNPREPARED:
             return "preparing: it loads the weights to continue from"
-        waiting = self.ledger.read(trainable)
-        needed = settings.batch_size
+        waiting = self.ledger.read(trainable, self.line.takes)
         if self.waits_for_good_score:
             return f"{waiting} judged turns, and needs one with a good score among them, because the guard went back"
         if waiting > needed:
@@ -184,7 +201,8 @@ class LearnLoop:
     @property
     def waits_for_good_score(self) -> bool:
         """Whether no step is made because the guard went back, and no turn since has a good score."""
-        return self.guard is not None and self.guard.is_cautious and self.ledger.read(first_good) is None
+        is_cautious = self.guard is not None and self.guard.is_cautious
+        return is_cautious and self.ledger.read(first_good, self.line.takes) is None
 
     def accept_small_batches(self, accept: bool) -> None:
         """Train, or no longer train, on fewer turns than a batch at once, because no further ones come."""
@@ -344,11 +362,10 @@ class LearnLoop:
 
     async def _leave_worse(self, guard: Guard) -> None:
         """Continue from the last good policy, and set the turns of the steps since aside."""
-        good = guard.state.good or guard.state.start
-        last = good.version if good else BASE_VERSION
-        line = self.ledger.read(policy_line, self.version)
-        later = [version for version in line if version > last]
-        checkpoint = await asyncio.to_thread(newest_without, later, self.line.checkpoints.all(), line)
+        last = guard.last_good
+        made_from = self.ledger.read(policy_line, self.version)
+        later = [version for version in made_from if version > last]
+        checkpoint = await asyncio.to_thread(newest_without, later, self.line.checkpoints.all(), made_from)
         checkpoint = None if checkpoint is None or checkpoint.is_base_model else checkpoint
         left, step = self.version, checkpoint.step if checkpoint else 0
         turns = await self.ledger.write(blame, later, guard.state.worse)
@@ -370,7 +387,7 @@ class LearnLoop:
         """Let the turns that the guard set aside be trained on all the same; how many there are."""
         if self.guard is not None:
             self.guard.dare()
-        return await self.ledger.write(take_up_again)
+        return await self.ledger.write(take_up_again, self.line.name)
 
     async def retrain(self) -> int:
         """Learn again without deleted turns: serve the newest policy without them, and delete those with them.
@@ -391,36 +408,32 @@ class LearnLoop:
             await asyncio.to_thread(remove, traces, self.line.checkpoints, self.line.policies)
         return self.line.sampler.newest_version
 
-    async def _prepare(self) -> None:
-        """Make learner and ledger agree with the last step that counts."""
-        if self.phase is Phase.UNPREPARED:
-            await self.line.prepare()
-        else:
-            await self.ledger.write(release_batches)
-        if self.phase is not Phase.WAITING:
-            self.phases.enter(Phase.WAITING)
-
     async def _learn(self) -> None:
         """Make steps until the phase is no longer WAITING."""
         with self.ledger.watch() as changed:
             self._changed = changed
             while self.phase is Phase.WAITING:
                 changed.clear()
-                if self._is_examination_due():
-                    async with self._lock:
-                        if self.phase is Phase.WAITING and self.guard is not None:
-                            await self._examine(self.guard)
-                    continue
-                count = self._due()
-                practised = [] if count else self._practice_due()
-                if count or practised:
-                    async with self._lock:
-                        if self.phase is Phase.WAITING:
-                            await self._train(count, practised)
-                    continue
-                await wait_at_most(self._patience(), changed.wait())
+                if not await self.take_turn():
+                    await wait_at_most(self.patience(), changed.wait())
 
-    def _patience(self) -> float:
+    async def take_turn(self) -> bool:
+        """Examine or make a step, if that is due; whether it was. The phase must be WAITING."""
+        if self.is_examination_due():
+            async with self._lock:
+                if self.phase is Phase.WAITING and self.guard is not None:
+                    await self._examine(self.guard)
+            return True
+        count = self._due()
+        practised = [] if count else self._practice_due()
+        if not count and not practised:
+            return False
+        async with self._lock:
+            if self.phase is Phase.WAITING:
+                await self._train(count, practised)
+        return True
+
+    def patience(self) -> float:
         """How many seconds to wait for a change: at most until a smaller batch is due."""
         idle = self.settings.idle_seconds
         timeout = self.settings.batch_timeout
@@ -428,7 +441,7 @@ class LearnLoop:
             return idle
         return min(idle, max(0.0, self._small_batch_since + timeout - time.monotonic()) + 0.001)
 
-    def _is_examination_due(self) -> bool:
+    def is_examination_due(self) -> bool:
         """Whether the guard should examine now. Lost steps are made again first."""
         if self.guard is None or self.line.lost or self._stopping or self.examines_later:
             return False
@@ -438,7 +451,8 @@ class LearnLoop:
         """How many turns to train on now; 0 means wait."""
         settings = self.settings
         lost = self.line.lost
-        waiting = self.ledger.read(trainable) + (len(self.ledger.read(to_train)) if lost else 0)
+        takes = self.line.takes
+        waiting = self.ledger.read(trainable, takes) + (len(self.ledger.read(to_train, takes)) if lost else 0)
         if self.step >= settings.max_steps or not waiting or self._stopping:
             self._small_batch_since = None
             return 0
@@ -457,7 +471,7 @@ class LearnLoop:
         """The practised answers to train on now. Steps from feedback and people who use the sampler go first."""
         if self.step >= self.settings.max_steps or self._stopping or not self.may_practise():
             return []
-        return self.ledger.read(to_train)
+        return self.ledger.read(to_train, self.line.takes)
 
     async def _train(self, count: int, practised: list[int]) -> None:
         """Make one step from feedback, or else on practised answers, and save if that is due."""
@@ -469,20 +483,7 @@ class LearnLoop:
                 return
             self._pause = self.settings.first_pause
             self._recovery.add_time(time.monotonic() - started)
-            await self._save_if_due()
-
-    async def _save_if_due(self) -> None:
-        """Write a checkpoint or a recovery state, if one is due."""
-        interval = self.settings.save_interval
-        kept = self.step % interval == 0 or len(self.line.unsaved) >= interval
-        if not kept and not self._recovery.is_due:
-            return
-        started = time.monotonic()
-        try:
-            await self.line.save(kept=kept)
-            self._recovery.add_cost(time.monotonic() - started)
-        except (StepRefused, OSError) as error:
-            log.error("The learner's state was not saved at step %d, the next step tries again: %s", self.step, error)
+            await self.line.save_if_due(self.settings.save_interval, self._recovery)
 
     @contextlib.contextmanager
     def _resting(self) -> Iterator[None]:

@@ -67,10 +67,11 @@ def plain_prompts() -> tuple[PlainPrompt, ...]:
     return tuple(PlainPrompt(f"plain-{zlib.crc32(one['text'].encode()):08x}", **one) for one in read)
 
 
-def own_prompts(ledger: Ledger) -> list[PlainPrompt]:
-    """The first messages of the run's first conversations: short ones, without a system prompt and tools, each once."""
+def own_prompts(ledger: Ledger, owner: str | None = None) -> list[PlainPrompt]:
+    """The first messages of the run's first conversations, or of an owner's: short ones, without a system prompt and
+    tools, each once."""
     found: dict[str, PlainPrompt] = {}
-    for number in ledger.read(conversation_starts, MAX_SEARCHED_TURNS):
+    for number in ledger.read(conversation_starts, MAX_SEARCHED_TURNS, owner):
         turn = ledger.read(load_readable, number)
         messages = turn.messages if turn else []
         text = messages[0].get("content") if len(messages) == 1 and messages[0].get("role") == "user" else None

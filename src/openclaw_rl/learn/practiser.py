@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
@@ -37,12 +37,9 @@ MIN_HELD, MAX_LOSS = 0.5, 0.15
 #: Practice ends early once the policy finds the answers as likely without the note as the base model did with it: their
 #: mean log-probs per token differ by at most this much in two steps in a row, after some steps.
 MAX_GAP, MIN_STEPS = 0.05, 8
-#: It also ends once the policy keeps to the note in this share of its own answers: a further step only takes it farther
-#: from the base model. They are tried after each so many steps of imitation.
+#: It also ends once the policy keeps to the note in this share of a trial, which is made after each so many steps: a
+#: further step only takes it farther from the base model.
 ENOUGH_HELD, TRIAL_STEPS = 0.9, 4
-#: After so many steps of imitation the policy learns from its own answers, if this share of them keeps to the note.
-#: Imitation alone goes on until it repeats itself: more of the answers keep to the note and fewer make sense.
-IMITATED_STEPS, MIN_OWN_HELD = 12, 0.2
 #: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
@@ -80,7 +77,6 @@ class Practiser:
     - Answers are sampled with the least priority. While people use the sampler, none is begun, those under way rest
       where the engine can let them, and so does a step on earlier ones. It is taken back for a step from feedback.
     - The learn loop makes the steps, after those from feedback. Each practised answer is trained on once.
-    - The first steps imitate. Then the policy's own answers are scored, where they show whether they keep to the note.
     - Killed in between, it goes on after the next start with the steps that are left.
     - What the model does not keep to with its examples either is not practised; the reason is recorded.
     """
@@ -93,7 +89,10 @@ class Practiser:
         renderer: ChatRenderer,
         keeps: Keeps,
         settings: PracticeSettings,
+        line_of: Callable[[str], Awaitable[tuple[LearnLoop, Sampler]]] | None = None,
     ) -> None:
+        """`line_of` names the loop and the sampler of an owner's line, where people have lines of their own."""
+        self.line_of = line_of
         self.ledger = ledger
         self.loop = loop
         self.sampler = sampler
@@ -123,6 +122,8 @@ class Practiser:
         if current is None:
             await asyncio.sleep(self.settings.poll_seconds)
             return
+        if self.line_of is not None:
+            self.loop, self.sampler = await self.line_of(current.owner)
         self.loop.examines_later = True
         try:
             await self._practise(current)
@@ -155,28 +156,18 @@ class Practiser:
             self.settings.seed + current.number,
         )
         # What was sampled before a crash is trained on first.
-        while left := self.ledger.read(practices.to_train):
+        while left := self.ledger.read(practices.to_train, self.loop.line.takes):
             await self._train(left)
         teacher.kept += self.ledger.read(practices.answers, current.number)
         await teacher.prepare()
         refused = close = made = 0
-        held: float | None = None
         while (current := self._as_it_is(current.number, note)).made < current.steps:
             if current.made < made:
                 raise Ended("the policy was rolled back meanwhile")
             made = current.made
-            if made >= MIN_STEPS and not made % TRIAL_STEPS:
-                held = await self._held(teacher)
-            batch = []
-            if made >= IMITATED_STEPS and held is not None and MIN_OWN_HELD <= held < ENOUGH_HELD:
-                batch = await self._own_batch(teacher, note)
-                held = held_share(batch)
-            if held is not None and held >= ENOUGH_HELD:
-                break
-            if not batch or not held:
-                batch = await self._batch(teacher, note)
+            batch = await self._batch(teacher, note)
             close = close + 1 if gap(batch) <= MAX_GAP else 0
-            if made >= MIN_STEPS and close >= 2:
+            if current.made >= MIN_STEPS and (close >= 2 or await self._holds(teacher, current.made)):
                 break
             turns = await self.ledger.write(practices.add_answers, current, batch)
             await self._train(turns)
@@ -203,7 +194,7 @@ class Practiser:
         anchors = await teacher.anchors(ANCHORS if note.scope else 0)
         needed = practices.BATCH - len(anchors)
         if self.settings.on_policy:
-            return [*anchors, *await teacher.distilled_answers(needed)]
+            return [*anchors, *await teacher.own_answers(needed)]
         while teacher.ready < needed:
             await teacher.sample(SAMPLED_AT_ONCE)
             found, asked = teacher.accepted, teacher.sampled
@@ -211,17 +202,12 @@ class Practiser:
                 raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
         return [*anchors, *await teacher.take(needed)]
 
-    async def _own_batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
-        """The policy's own answers, scored; none if it is to learn from the base model's log-probs alone."""
-        if self.settings.on_policy:
-            return []
-        anchors = await teacher.anchors(ANCHORS if note.scope else 0)
-        return [*anchors, *await teacher.scored_answers(practices.OWN_BATCH - len(anchors))]
-
-    async def _held(self, teacher: PracticeTeacher) -> float | None:
-        """The share of a trial's answers in which the policy keeps to the note; None if they do not show it."""
+    async def _holds(self, teacher: PracticeTeacher, made: int) -> bool:
+        """Whether a trial is due after so many steps, and the policy keeps to the note in it."""
+        if made % TRIAL_STEPS:
+            return False
         held, tried = await teacher.try_policy()
-        return held / tried if tried else None
+        return tried > 0 and held >= ENOUGH_HELD * tried
 
     async def _train(self, turns: list[int]) -> None:
         """Wait until the learn loop has trained on these answers, or has dropped them."""
@@ -282,12 +268,6 @@ def gap(answers: Sequence[PracticedAnswer]) -> float:
     gaps = [
         (fmean(one.teacher_logprobs) if one.teacher_logprobs else one.taught_logprob) - fmean(one.logprobs)
         for one in answers
-        if not one.is_anchor and one.score is None
+        if not one.is_anchor
     ]
     return fmean(gaps) if gaps else math.inf
-
-
-def held_share(answers: Sequence[PracticedAnswer]) -> float | None:
-    """The share of scored answers that keep to the note; None if none is scored."""
-    scores = [one.score for one in answers if one.score is not None]
-    return sum(score > 0 for score in scores) / len(scores) if scores else None

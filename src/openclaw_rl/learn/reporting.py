@@ -22,7 +22,7 @@ from openclaw_rl.engines.base import StepResult
 from openclaw_rl.errors import UserError
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.methods.base import Method
-from openclaw_rl.types import SampleKind, Source, StoredTurn
+from openclaw_rl.types import SampleKind, StoredTurn
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,11 @@ MAX_MEAN_GAP = 0.1
 EPISODE_METRICS = ("episodes", "episode_reward", "solved", "groups", "constant_groups")
 #: In the run directory: one line for each sample.
 RECORDS_FILE = "records.jsonl"
+#: In the folder of a line: one line for each step.
+METRICS_FILE = "metrics.jsonl"
+#: Lines that have a number of their own in Prometheus. The others are counted together.
+MAX_LINES_SHOWN = 50
+OTHER_LINES = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,29 @@ class Prometheus:
         self._tokens.inc(report.tokens)
 
 
+class LineSteps:
+    """Counts the steps of each line, of a bounded number of lines by name."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._steps = Counter("openclaw_line_steps", "Training steps, by line.", ["line"], registry=registry)
+        self._named: set[str] = set()
+
+    def of_line(self, name: str) -> "LineSink":
+        if len(self._named) < MAX_LINES_SHOWN:
+            self._named.add(name)
+        return LineSink(self._steps.labels(name if name in self._named else OTHER_LINES))
+
+
+class LineSink:
+    """Counts the steps of one line."""
+
+    def __init__(self, steps: Counter) -> None:
+        self._steps = steps
+
+    def write(self, _report: StepReport) -> None:
+        self._steps.inc()
+
+
 class TensorBoard:
     """Scalars for TensorBoard. It uses TensorBoard's own writer, because PyTorch's would load PyTorch."""
 
@@ -213,11 +241,13 @@ def numbers(report: StepReport) -> dict[str, float]:
 class Reporter:
     """Sends each report to all sinks. A sink that fails is logged once and left out; learning continues."""
 
-    def __init__(self, sinks: list[Sink]) -> None:
+    def __init__(self, sinks: list[Sink], line: str = "") -> None:
+        """`line` is named in the log, if there are several."""
         self.sinks = sinks
+        self.line = line
 
     def write(self, report: StepReport) -> None:
-        log.info(report.line())
+        log.info("%s%s", f"{self.line}, " if self.line else "", report.line())
         gap = report.logprob_gaps.get(MEAN_GAP, 0.0)
         if gap > MAX_MEAN_GAP:
             log.warning(
@@ -253,11 +283,15 @@ def make_report(
     result: StepResult,
     constant_groups: int = 0,
     of_guard: Mapping[str, float] | None = None,
+    made_from: Sequence[int] | None = None,
 ) -> StepReport:
-    """The report of a step that made policy `version` from policy `before`."""
+    """The report of a step that made policy `version` from policy `before`.
+
+    Where there are several lines, `made_from` has the versions that `before` was made from, and itself.
+    """
+    versions = range(1, before + 1) if made_from is None else made_from
     kinds = [turn.sample for turn in turns]
-    verdicts = [turn.verdict for turn in turns if turn.verdict and turn.verdict.source is not Source.PRACTICE]
-    scores = [verdict.score for verdict in verdicts if verdict.score is not None]
+    scores = [turn.verdict.score for turn in turns if turn.verdict and turn.verdict.score is not None]
     now = time.time()
     return StepReport(
         step=step,
@@ -274,7 +308,7 @@ def make_report(
         kl_base=result.kl_base,
         clip_fraction=result.clip_fraction,
         grad_norm=result.grad_norm,
-        staleness=fmean(before - turn.version for turn in turns),
+        staleness=fmean(sum(version > turn.version for version in versions) for turn in turns),
         of_method=method.metrics(turns),
         logprob_gaps=logprob_gaps([turn for turn in turns if turn.version == before], result.before),
         of_episodes=episode_metrics(turns, constant_groups),

@@ -4,13 +4,14 @@ Deleted turns also go from the files of the run beside its ledger.
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
 
 from openclaw_rl.errors import UserError
-from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, Policies, verify
+from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, Policies, line_folder, verify
 from openclaw_rl.learn.reporting import RECORDS_FILE, prune_records
 from openclaw_rl.ledger import deletion, training
 from openclaw_rl.ledger.deletion import WIPE_LATER
@@ -19,7 +20,7 @@ from openclaw_rl.ledger.screenshot_folders import delete_screenshots
 from openclaw_rl.ledger.sessions import session_ids
 from openclaw_rl.ledger.training import follow, policy_line, versions_with_deleted_turns
 from openclaw_rl.ledger.turns import turn_numbers
-from openclaw_rl.types import BASE_VERSION, Batch
+from openclaw_rl.types import BASE_VERSION, SHARED, Batch
 
 log = logging.getLogger(__name__)
 
@@ -59,18 +60,20 @@ def choose_checkpoint(
     return None if fitting[0].is_base_model else fitting[0]
 
 
-def roll_back_offline(db: Connection, checkpoints: Checkpoints, version: int | None) -> int:
-    """Make an earlier checkpoint the newest one, so that the next start continues from it. Raises CannotRollBack.
+def roll_back_offline(db: Connection, checkpoints: Checkpoints, version: int | None, line: str = SHARED) -> int:
+    """Make an earlier checkpoint of a line the newest one, so that the next start continues from it.
+
+    Raises CannotRollBack.
 
     Returns its new policy version.
     """
     states = checkpoints.states()
     saved, step = (states[-1].version, states[-1].step) if states else (BASE_VERSION, 0)
     # Steps after a crash that were not made again yet belong to the policy that the next start serves.
-    lost = training.steps_after(db, saved)
-    line = training.policy_line(db, lost[-1].version if lost else saved)
-    checkpoint = choose_checkpoint(checkpoints.all(), version, step + len(lost), line)
-    return roll_back_to(checkpoint, db, checkpoints, lost=lost)
+    lost = training.steps_after(db, saved, line)
+    made_from = training.policy_line(db, lost[-1].version if lost else saved)
+    checkpoint = choose_checkpoint(checkpoints.all(), version, step + len(lost), made_from)
+    return roll_back_to(checkpoint, db, checkpoints, lost=lost, line=line)
 
 
 def roll_back_to(
@@ -80,6 +83,7 @@ def roll_back_to(
     *,
     lost: Sequence[Batch] = (),
     retrain: bool = False,
+    line: str = SHARED,
 ) -> int:
     """Let the next start continue from a checkpoint, or from the base model; its new policy version.
 
@@ -90,8 +94,8 @@ def roll_back_to(
     with transaction(db):
         if not retrain:
             training.give_up(db, lost)
-        training.add_policy(db, version, checkpoint.version if checkpoint else BASE_VERSION)
-        training.follow(db, version, undo_after=BASE_VERSION if retrain else None)
+        training.add_policy(db, version, checkpoint.version if checkpoint else BASE_VERSION, line=line)
+        training.follow(db, version, undo_after=BASE_VERSION if retrain else None, line=line)
     if checkpoint:
         checkpoints.renumber(checkpoint, version)
     else:
@@ -143,8 +147,8 @@ def remove(traces: Traces, checkpoints: Checkpoints, policies: Policies) -> None
         policies.remove(version)
 
 
-def retrain_offline(db: Connection, checkpoints: Checkpoints, policies: Policies) -> int:
-    """Let the next start continue from the newest state without deleted turns, and delete those with them.
+def retrain_offline(db: Connection, checkpoints: Checkpoints, policies: Policies, line: str = SHARED) -> int:
+    """Let the next start continue from a line's newest state without deleted turns, and delete those with them.
 
     Returns the policy version from which it continues. The turns of later steps wait to be trained on again.
     """
@@ -152,13 +156,20 @@ def retrain_offline(db: Connection, checkpoints: Checkpoints, policies: Policies
     current = max((state.version for state in checkpoints.states()), default=BASE_VERSION)
     if current in versions:
         start = newest_without(versions, checkpoints.all(), policy_line(db, current))
-        current = roll_back_to(start, db, checkpoints, retrain=True)
+        current = roll_back_to(start, db, checkpoints, retrain=True, line=line)
     else:
         # Steps that no checkpoint holds may have used them.
         with transaction(db):
-            follow(db, current, undo_after=BASE_VERSION)
+            follow(db, current, undo_after=BASE_VERSION, line=line)
     remove(find_traces(versions, checkpoints, policies), checkpoints, policies)
     return current
+
+
+def drop_line_offline(db: Connection, run_dir: Path, line: str) -> None:
+    """Delete a person's line while no server runs: nothing of it stays on disk, and its steps no longer count."""
+    with transaction(db):
+        follow(db, BASE_VERSION, line=line)
+    shutil.rmtree(line_folder(run_dir, line), ignore_errors=True)
 
 
 def finish_deletions(run_dir: Path, db: Connection, say: Callable[[str], None], *, beside_server: bool) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from openclaw_rl.engines.base import (
@@ -16,6 +17,7 @@ from openclaw_rl.engines.base import (
     StepResult,
     StepStopped,
 )
+from openclaw_rl.learn.budget import MAX_SHARE
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.lineage import Lineage
@@ -58,8 +60,18 @@ class Phase(StrEnum):
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.UNPREPARED: frozenset({Phase.WAITING, Phase.ROLLING_BACK}),
     # WAITING and SUSPENDED lead to SAVING when the server stops.
-    Phase.WAITING: frozenset({Phase.BATCHING, Phase.SAVING, Phase.SUSPENDED, Phase.EXAMINING, Phase.ROLLING_BACK}),
-    Phase.SUSPENDED: frozenset({Phase.WAITING, Phase.SAVING, Phase.ROLLING_BACK}),
+    # They lead to UNPREPARED when the learner makes room for another line.
+    Phase.WAITING: frozenset(
+        {
+            Phase.BATCHING,
+            Phase.SAVING,
+            Phase.SUSPENDED,
+            Phase.EXAMINING,
+            Phase.ROLLING_BACK,
+            Phase.UNPREPARED,
+        }
+    ),
+    Phase.SUSPENDED: frozenset({Phase.WAITING, Phase.SAVING, Phase.ROLLING_BACK, Phase.UNPREPARED}),
     Phase.BATCHING: frozenset({Phase.TRAINING, Phase.WAITING}),
     # A step that was refused or taken back leads to BATCHING, because its turns are still claimed.
     Phase.TRAINING: frozenset({Phase.BATCHING, Phase.SAVING, Phase.UNPREPARED}),
@@ -83,6 +95,26 @@ class Phases:
         if phase not in TRANSITIONS[self.current]:
             raise IllegalPhase(f"learning is {self.current} and cannot become {phase}")
         self.current = phase
+
+
+@dataclass(frozen=True, slots=True)
+class LearnSettings:
+    """When to train and when to save."""
+
+    batch_size: int
+    max_steps: int
+    max_staleness: int
+    batch_timeout: float | None
+    """Train on a smaller batch after it has waited this many seconds."""
+    save_interval: int
+    """Steps between checkpoints that are kept."""
+    recovery_share: float = MAX_SHARE
+    """The share of the training time that saving for recovery may take."""
+    first_pause: float = 1.0
+    """Seconds before the first retry after an error. Each further pause is twice as long, up to the longest."""
+    longest_pause: float = 60.0
+    idle_seconds: float = 5.0
+    """The loop looks for turns at least this often, even if the ledger reports no change."""
 
 
 #: A batch is set aside after this many learner crashes.
@@ -159,14 +191,15 @@ class StepRunner:
             numbers = await self.ledger.write(training.claim_turns, lost.turns if lost else practised)
         else:
             needs_good = self.guard is not None and self.guard.is_cautious
-            numbers = await self.ledger.write(training.claim, count, self.line.step, self.max_staleness, needs_good)
+            rules = (count, self.line.step, self.max_staleness, needs_good, self.line.takes)
+            numbers = await self.ledger.write(training.claim, *rules)
         self.is_practising = self.ledger.read(is_practised, numbers)
         self.method = self.practice if self.is_practising else self.from_feedback
         turns = await load_with_signal(self.ledger, self.method, numbers)
         # If some turns were stale or had no signal, the others wait for a full batch.
         report = await self._try(turns) if len(turns) >= count else None
         if report is None:
-            await self.ledger.write(training.release_batches)
+            await self.ledger.write(training.release_batches, self.line.takes)
             if lost is not None and not self._abandoned:
                 self.line.skip_lost()
             return False
@@ -250,7 +283,8 @@ class StepRunner:
         step = self.line.step + 1
         before = self.line.version
         of_guard = self.guard.numbers if self.guard else None
-        return make_report(step, version, before, turns, self.method, result, constant_groups, of_guard)
+        made_from = None if self.line.takes is None else self.ledger.read(training.policy_line, before)
+        return make_report(step, version, before, turns, self.method, result, constant_groups, of_guard, made_from)
 
     async def _publish_new(
         self, version: int, policy: PolicyRef, turns: Sequence[StoredTurn], result: StepResult
@@ -259,7 +293,7 @@ class StepRunner:
         try:
             await self.sampler.publish(version, policy, candidate=True)
             score = await self._examine(self.gate, version) if self.gate else None
-            await warm(self.ledger, self.sampler, version)
+            await warm(self.ledger, self.sampler, version, self.line.options.owner)
             # Now, so that its latency includes all of this.
             report = self._report(version, turns, result)
             await self.line.advance(version, [turn.number for turn in turns], report.as_json())
@@ -289,7 +323,8 @@ class StepRunner:
     async def _quarantine(self, turns: Sequence[StoredTurn], reason: str) -> None:
         step = self.line.step + 1
         log.error("Step %d was refused, and its %d turns are set aside: %s.", step, len(turns), reason)
-        await self.ledger.write(training.quarantine, step, [turn.number for turn in turns], reason)
+        numbers = [turn.number for turn in turns]
+        await self.ledger.write(training.quarantine, step, numbers, reason, self.line.name)
 
     async def _count_crash(self, turns: Sequence[StoredTurn]) -> None:
         """Quarantine a batch on which the learner crashes again and again."""
@@ -299,20 +334,22 @@ class StepRunner:
             await self._quarantine(turns, f"the learner's process died of it {MAX_CRASHES_PER_BATCH} times")
 
 
-async def warm(ledger: Ledger, sampler: Sampler, version: int) -> None:
-    """Prefill the latest conversations as background work. Skip those that are too long or that fail.
+async def warm(ledger: Ledger, sampler: Sampler, version: int, owner: str | None = None) -> None:
+    """Prefill the latest conversations, or those of an owner, as background work.
+
+    Those that are too long or that fail are skipped.
 
     Cached prefixes belong to one policy version and one owner. Without this, the first request of every conversation
     after a swap would be prefilled from its beginning.
     """
     left = min(MAX_TOKENS, sampler.limits.max_context_tokens - 1)
-    for turn, owner in ledger.read(open_conversations, MAX_CONVERSATIONS):
+    for turn, whose in ledger.read(open_conversations, MAX_CONVERSATIONS, owner):
         tokens = ledger.sequence(turn)
         if len(tokens) > left:
             continue
         left -= len(tokens)
         params = SamplingParams(max_tokens=1)
-        request = SampleRequest(tokens, params, version=version, priority=Priority.BACKGROUND, owner=owner)
+        request = SampleRequest(tokens, params, version=version, priority=Priority.BACKGROUND, owner=whose)
         with contextlib.suppress(EngineError):
             async for _ in sampler.sample(request):
                 pass
