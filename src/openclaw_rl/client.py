@@ -11,11 +11,13 @@ from functools import cached_property, partial
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 from pydantic_core import from_json
 
 from openclaw_rl.errors import UserError
 from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError, HttpResponse, url_without_account
+from openclaw_rl.types import SHARED
 
 T = TypeVar("T")
 
@@ -39,7 +41,6 @@ TOO_LONG = "context_length_exceeded"
 GIVE_KEY = "Give --api-key, or set SGLANG_API_KEY."
 CHAT, READY = "/v1/chat/completions", "/readyz"
 DATA, DONE = b"data:", b"[DONE]"
-SENTENCE_ENDS = (".", "!", "?")
 
 
 class ServerError(UserError):
@@ -253,8 +254,8 @@ class ApiClient:
     def _refusal(self, response: HttpResponse) -> ServerError:
         status = response.status_code
         message, code = read_error(response)
-        if status == HTTPStatus.UNAUTHORIZED and self._key_advice:
-            message = f"{message if message.endswith(SENTENCE_ENDS) else f'{message}.'} {self._key_advice}"
+        if status == HTTPStatus.UNAUTHORIZED:
+            message = f"{message} {self._key_advice}".rstrip()
         return ServerError(
             f"{self._name} answers {status}: {message}",
             message=message,
@@ -303,16 +304,21 @@ class Client:
         except (ValueError, KeyError, IndexError, TypeError):
             raise UserError(f"The server at {self.shown_url} is not a server of openclaw-rl.") from None
 
-    def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
-        """Roll back to a policy version, or to the previous checkpoint; returns the version that serves now.
+    def roll_back(self, version: int | None, *, retrain: bool = False, line: str = SHARED) -> int:
+        """Roll a line back to a policy version, or to the previous checkpoint; returns the version that serves now.
 
         With `retrain`, to the newest that was not trained on deleted turns, and train later ones anew.
         """
-        return int(self.ask("POST", "/v1/policy/rollback", {"version": version, "retrain": retrain})["policy_version"])
+        asked = {"version": version, "retrain": retrain, "line": line}
+        return int(self.ask("POST", "/v1/policy/rollback", asked)["policy_version"])
 
-    def relearn(self) -> int:
+    def relearn(self, line: str = SHARED) -> int:
         """Learn from the turns that the guard set aside, all the same; how many there are."""
-        return int(self.ask("POST", "/v1/policy/relearn", {})["turns"])
+        return int(self.ask("POST", "/v1/policy/relearn", {"line": line})["turns"])
+
+    def drop_line(self, line: str) -> bool:
+        """Delete a person's line of policies for good; whether there was one."""
+        return bool(self.ask("DELETE", f"/v1/lines/{quote(line, safe='')}")["deleted"])
 
     def rate(self, answer_id: str, thumb: str, text: str = "") -> None:
         """Rate an answer: `up` or `down`, and why."""

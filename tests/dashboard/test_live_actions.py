@@ -17,7 +17,7 @@ from openclaw_rl.dashboard.live.reads import KEEPALIVE, PULSE, ChangeFeed, PageT
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import sessions, training
 from openclaw_rl.ledger.pages import cursor
-from openclaw_rl.types import Source, State
+from openclaw_rl.types import SHARED, Source, State
 from support.judged_run import a_report
 from support.live_page import ALICE, BOB, LivePage, Visitor, live_page
 from support.lively_run import change, keep_screenshots
@@ -31,7 +31,7 @@ class Scripted(Operations):
         self.asked: list[tuple[str, int | None]] = []
         self.held: Any = None
 
-    async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
+    async def roll_back(self, version: int | None, *, retrain: bool = False, line: str = SHARED) -> int:
         self.asked.append(("roll back", version))
         if version == 7:
             raise OperationFailed("There is no checkpoint of policy version 7.")

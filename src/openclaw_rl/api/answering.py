@@ -109,7 +109,9 @@ class TokenAnswers:
         recorded_top = self.settings.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
         params = self._params(request, len(prompt.ids), recorded_top)
         n = request.n or 1
-        sampled = SampleRequest(prompt.ids, params, n, version=version, owner=incoming.owner, constraint=constraint)
+        sampled = SampleRequest(
+            prompt.ids, params, n, version=version, owner=incoming.owner, constraint=constraint, line=incoming.line
+        )
         stream = self.sampler.sample(sampled)
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
         bounded = request.max_completion_tokens or request.max_tokens or constraint

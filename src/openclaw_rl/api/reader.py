@@ -18,7 +18,7 @@ from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatError, RenderedPrompt, Renderer, TemplateInput
 from openclaw_rl.rendering.tokenizer import TooLong
 from openclaw_rl.rendering.tool_formats import CallFormat
-from openclaw_rl.types import Constraint, EpisodeMode, JsonForm, Thinking
+from openclaw_rl.types import SHARED, Constraint, EpisodeMode, JsonForm, Thinking
 
 #: The largest schema, as JSON, and how deeply it may be nested. The engine bounds what a schema of this size may cost.
 MAX_SCHEMA_BYTES = 100_000
@@ -257,6 +257,8 @@ class IncomingRequest:
     """The model's limit, answer included."""
     arrived: float
     """When its body had arrived, as `time.perf_counter` counts."""
+    line: str = SHARED
+    """The line of policies that answers it."""
 
 
 class RequestReader:

@@ -23,7 +23,7 @@ from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, Text
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt, Renderer
-from openclaw_rl.types import Claim, NextStep
+from openclaw_rl.types import SHARED, Claim, LineState, NextStep
 
 
 class ChatService:
@@ -145,7 +145,31 @@ class Operations:
         """What the guard of answers found last; None if there is none, or if it has not examined anything."""
         return None
 
-    async def relearn(self) -> int:
+    @property
+    def has_lines(self) -> bool:
+        """Whether people have lines of policies of their own."""
+        return False
+
+    def line_of(self, owner: str) -> str:
+        """The line that answers an owner's requests which name none."""
+        return SHARED
+
+    def line_names(self) -> list[str]:
+        """All lines with policies, the shared one first."""
+        return [SHARED]
+
+    async def serve_line(self, line: str) -> None:
+        """Make sure that the sampler knows the policy of a line, if it has one. Raises OperationFailed."""
+
+    def line_states(self) -> list[LineState]:
+        """Where each line stands; empty if there is only the shared one."""
+        return []
+
+    async def drop_line(self, line: str) -> bool:
+        """Delete a person's line for good; whether there was one. Raises OperationFailed."""
+        raise OperationFailed("People have no lines of their own on this server, or it does not learn.")
+
+    async def relearn(self, line: str = SHARED) -> int:
         """Let the turns that the guard set aside be trained on all the same; how many. Raises OperationFailed."""
         raise OperationFailed("This server does not learn, so there is nothing to learn from.")
 
@@ -157,8 +181,8 @@ class Operations:
         """Why notes cannot be practised; empty if they can."""
         return "This server does not learn, so it practises no notes."
 
-    async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
-        """Serve an earlier policy from now on; returns its new version. Raises OperationFailed.
+    async def roll_back(self, version: int | None, *, retrain: bool = False, line: str = SHARED) -> int:
+        """Serve an earlier policy of a line from now on; returns its new version. Raises OperationFailed.
 
         With `retrain`, it is the newest that was not trained on deleted turns, and later ones are trained anew.
         """
@@ -198,11 +222,27 @@ class ServerState:
     started: int = field(default_factory=lambda: int(time.time()))
     """In seconds since 1970; clients see it as the time when the model was created."""
 
-    def check_model(self, name: str) -> None:
-        """Raises 404 unless `name` is one of the names of the served model."""
-        if name != self.model and name not in self.aliases:
-            message = f"The model {name!r} does not exist; this server has {self.model!r}."
-            raise ApiError(404, message, code="model_not_found", param="model")
+    def line_for(self, owner: str, name: str | None) -> str:
+        """The line that answers an owner's request for a model: their own, or the one after a colon in its name.
+
+        Raises 404 unless `name` names the served model, and a line that the owner may use.
+        """
+        if name is None or name == self.model or name in self.aliases:
+            return self.operations.line_of(owner)
+        model, _, line = name.rpartition(":")
+        if model in (self.model, *self.aliases) and line in self.lines_for(owner):
+            return line
+        message = f"The model {name!r} does not exist; this server has {self.model!r}."
+        raise ApiError(404, message, code="model_not_found", param="model")
+
+    def lines_for(self, owner: str) -> list[str]:
+        """The lines that an owner may name: the shared one and their own, or all; none if there are no lines."""
+        operations = self.operations
+        if not operations.has_lines:
+            return []
+        if self.keys.may_operate(owner):
+            return list(dict.fromkeys([*operations.line_names(), operations.line_of(owner)]))
+        return [SHARED, operations.line_of(owner)]
 
     def ledger(self) -> Ledger:
         """The ledger that turns are captured in; raises 404 on a server that captures none."""

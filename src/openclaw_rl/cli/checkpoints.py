@@ -8,8 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, operator_key, run_config
 from openclaw_rl.client import Client
+from openclaw_rl.learn.checkpoints import line_folder
 from openclaw_rl.ledger.run_dir import server_url, was_served
 from openclaw_rl.ledger.schema import check_ledger, open_ledger, transaction
 from openclaw_rl.terminal import console, plural, print_titled
@@ -21,18 +22,19 @@ RELEARN_DOC = "learn from the turns that the guard set aside, all the same"
 def add(commands: Any) -> None:
     add_checkpoints(commands)
     add_rollback(commands)
-    add_command(commands, "relearn", RELEARN_DOC, run_relearn, (*RUN_OPTIONS, *KEY_OPTIONS))
+    add_line_flag(add_command(commands, "relearn", RELEARN_DOC, run_relearn, (*RUN_OPTIONS, *KEY_OPTIONS)))
 
 
 def add_checkpoints(commands: Any) -> None:
-    add_command(commands, "checkpoints", "list the checkpoints of a run", run_checkpoints, RUN_OPTIONS)
+    doc = "list the checkpoints of a run"
+    add_line_flag(add_command(commands, "checkpoints", doc, run_checkpoints, RUN_OPTIONS))
 
 
 def run_checkpoints(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.guard import FILE, GuardState
 
     config = run_config(options)
-    saved = config.checkpoints
+    saved = config.checkpoints_of(options.line)
     checkpoints = saved.all()
     if not checkpoints:
         if not was_served(config.run.folder):
@@ -45,7 +47,7 @@ def run_checkpoints(options: argparse.Namespace) -> int:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item.created))
         table.add_row(str(item.step), str(item.version), made, str(len(item.batches)), Text(item.folder.name))
     print_titled(console(), f"Checkpoints in {saved.folder}", table)
-    if guard := GuardState.read(config.run.folder / FILE).in_words():
+    if guard := GuardState.read(line_folder(config.run.folder, options.line) / FILE).in_words():
         console().print(Text.assemble(("Guard: ", "bold"), guard), soft_wrap=True)
     return 0
 
@@ -61,19 +63,20 @@ def add_rollback(commands: Any) -> None:
         metavar="VERSION",
         help="a policy version that has a checkpoint, or 0 for the base model (default: the previous checkpoint)",
     )
+    add_line_flag(parser)
 
 
 def run_rollback(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.rollback import roll_back_offline
 
     config = run_config(options)
-    checkpoints = config.checkpoints
+    checkpoints = config.checkpoints_of(options.line)
     if server := server_url(config.run.folder):
         with Client(server, operator_key(config)) as client:
-            version = client.roll_back(options.version)
+            version = client.roll_back(options.version, line=options.line)
     else:
         with open_ledger(config.ledger_dir) as db:
-            version = roll_back_offline(db, checkpoints, options.version)
+            version = roll_back_offline(db, checkpoints, options.version, options.line)
     steps = [checkpoint.step for checkpoint in checkpoints.all() if checkpoint.version == version]
     origin = "" if not steps else f" (the weights of step {steps[0]})" if steps[0] else " (the base model)"
     when = "The server now serves" if server else "The next start serves"
@@ -88,11 +91,11 @@ def run_relearn(options: argparse.Namespace) -> int:
     config = run_config(options)
     if server := server_url(config.run.folder):
         with Client(server, operator_key(config)) as client:
-            turns = client.relearn()
+            turns = client.relearn(options.line)
     else:
         with open_ledger(config.ledger_dir) as db, transaction(db):
-            turns = take_up_again(db)
-        file = config.run.folder / FILE
+            turns = take_up_again(db, options.line)
+        file = line_folder(config.run.folder, options.line) / FILE
         state = GuardState.read(file)
         if state.cautious:
             state.cautious = ""

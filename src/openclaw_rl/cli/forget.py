@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -17,11 +17,11 @@ from openclaw_rl.cli.sessions import complete_id
 from openclaw_rl.cli.status import read
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
-from openclaw_rl.learn.checkpoints import Policies
+from openclaw_rl.learn.checkpoints import Checkpoint, Policies, line_folder, lines_on_disk
 from openclaw_rl.ledger.run_dir import read_server, server_url
 from openclaw_rl.ledger.schema import open_ledger, transaction
 from openclaw_rl.terminal import console, plural
-from openclaw_rl.types import SessionSummary
+from openclaw_rl.types import SHARED, SessionSummary
 
 DOC = "delete a session's or a user's data for good, and say which policies were trained on it"
 
@@ -55,7 +55,6 @@ def run(options: argparse.Namespace) -> int:
     config = run_config(options)
     out = console()
     run_dir = config.run.folder
-    policies = Policies.of_run(run_dir)
     problems: list[str] = []
     with open_ledger(config.ledger_dir) as db:
         say = partial(say_problem, problems)
@@ -69,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
         with transaction(db):
             training.infer_policies(db, {state.version: state.step for state in config.checkpoints.states()})
         notes = of_owner(db, options.user, all_states=True) if options.user else []
-        if options.user and not sessions and not notes:
+        has_line = options.user in lines_on_disk(run_dir)
+        if options.user and not sessions and not notes and not has_line:
             raise UserError(f"There is nothing of the user {options.user} in the ledger.")
         turns: list[int] = []
         if sessions or notes:
@@ -84,10 +84,12 @@ def run(options: argparse.Namespace) -> int:
             out.print(f"Forgot {plural(len(notes), 'note', 'notes')}.")
         if sessions:
             say_forgotten(out, sessions, training.steps_with(db, turns), run_dir)
+        if has_line:
+            drop_line(out, config, db, options.user)
         if options.retrain:
-            retrain(out, config, db, policies)
+            retrain(out, config, db)
         elif turns:
-            say_where(out, config, db, policies, training.versions_with(db, turns))
+            say_where(out, config, db, training.versions_with(db, turns))
     return 1 if problems else 0
 
 
@@ -119,12 +121,46 @@ def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Seque
         out.print(Text(f"{report} may quote them: write it again, or delete it."), soft_wrap=True)
 
 
-def say_where(out: Console, config: Config, db: Connection, policies: "Policies", versions: Collection[int]) -> None:
+def drop_line(out: Console, config: Config, db: Connection, line: str) -> None:
+    """Delete a person's line, with the server running or without it. What only it has learned is gone then."""
+    from openclaw_rl.learn.rollback import drop_line_offline
+
+    if server := server_url(config.run.folder):
+        with Client(server, operator_key(config)) as client:
+            client.drop_line(line)
+    if line_folder(config.run.folder, line).exists():
+        # There is no server, or one without lines.
+        drop_line_offline(db, config.run.folder, line)
+    out.print(Text(f"Deleted the line {line}, with all that only it had learned."), soft_wrap=True)
+
+
+class LineTraces(NamedTuple):
+    """What a line has on disk of some policy versions."""
+
+    line: str
+    checkpoints: list[Checkpoint]
+    policies: list[Path]
+
+
+def traces_of(config: Config, versions: Collection[int]) -> list[LineTraces]:
+    """What is on disk of these policy versions, of the lines that have some."""
+    from openclaw_rl.learn.rollback import find_traces
+
+    found = []
+    for line in (SHARED, *lines_on_disk(config.run.folder)):
+        policies = Policies.of_run(line_folder(config.run.folder, line))
+        traces = find_traces(versions, config.checkpoints_of(line), policies)
+        if traces:
+            found.append(LineTraces(line, traces.checkpoints, list(map(policies.folder_of, traces.policies))))
+    return found
+
+
+def say_where(out: Console, config: Config, db: Connection, versions: Collection[int]) -> None:
     """Say which of these policy versions serve or are on disk, and what can be done about it."""
-    from openclaw_rl.learn.rollback import find_traces, newest_without
+    from openclaw_rl.learn.rollback import newest_without
     from openclaw_rl.ledger.training import policy_line
 
-    traces = find_traces(versions, config.checkpoints, policies)
+    traces = traces_of(config, versions)
     serving = serving_version(config)
     if serving not in versions and not traces:
         if versions:
@@ -133,10 +169,9 @@ def say_where(out: Console, config: Config, db: Connection, policies: "Policies"
     out.print("These were trained on them, and still have what they taught:")
     if serving in versions:
         out.print(f"  policy {serving}, which serves")
-    for checkpoint in traces.checkpoints:
-        out.print(Text(f"  {checkpoint.folder}"), soft_wrap=True)
-    for version in traces.policies:
-        out.print(Text(f"  {policies.folder_of(version)}"), soft_wrap=True)
+    for found in traces:
+        for folder in (*(checkpoint.folder for checkpoint in found.checkpoints), *found.policies):
+            out.print(Text(f"  {folder}"), soft_wrap=True)
     if serving in versions:
         clean = newest_without(versions, config.checkpoints.all(), policy_line(db, serving))
         number = clean.version if clean else 0
@@ -145,14 +180,14 @@ def say_where(out: Console, config: Config, db: Connection, policies: "Policies"
     out.print(again, soft_wrap=True)
 
 
-def retrain(out: Console, config: Config, db: Connection, policies: "Policies") -> None:
+def retrain(out: Console, config: Config, db: Connection) -> None:
     """Train again without the turns that were deleted, with the server running or without it."""
-    from openclaw_rl.learn.rollback import find_traces, retrain_offline
+    from openclaw_rl.learn.rollback import retrain_offline
     from openclaw_rl.ledger.groups import trainable
     from openclaw_rl.ledger.training import versions_with_deleted_turns
 
     versions = versions_with_deleted_turns(db)
-    traces = find_traces(versions, config.checkpoints, policies)
+    traces = traces_of(config, versions)
     if serving_version(config) not in versions and not traces:
         out.print("No policy was trained on deleted turns: there is nothing to train again.")
         return
@@ -160,14 +195,18 @@ def retrain(out: Console, config: Config, db: Connection, policies: "Policies") 
         with Client(server, operator_key(config)) as client:
             version = client.roll_back(None, retrain=True)
     else:
-        version = retrain_offline(db, config.checkpoints, policies)
-    left = find_traces(versions_with_deleted_turns(db), config.checkpoints, policies)
+        made = {}
+        for line in (SHARED, *(found.line for found in traces if found.line != SHARED)):
+            policies = Policies.of_run(line_folder(config.run.folder, line))
+            made[line] = retrain_offline(db, config.checkpoints_of(line), policies, line)
+        version = made[SHARED]
+    left = traces_of(config, versions_with_deleted_turns(db))
     if left:
-        paths = [*(c.folder for c in left.checkpoints), *(policies.folder_of(number) for number in left.policies)]
+        paths = [path for found in left for path in (*(c.folder for c in found.checkpoints), *found.policies)]
         names = ", ".join(map(str, paths))
         raise UserError(f"These could not be deleted, and were trained on deleted turns: {names}. Delete them by hand.")
-    checkpoints = plural(len(traces.checkpoints), "checkpoint", "checkpoints")
-    folders = plural(len(traces.policies), "policy", "policies")
+    checkpoints = plural(sum(len(found.checkpoints) for found in traces), "checkpoint", "checkpoints")
+    folders = plural(sum(len(found.policies) for found in traces), "policy", "policies")
     out.print(f"Deleted {checkpoints} and {folders} that were trained on deleted turns.")
     when = "The server now serves" if server else "The next start serves"
     waiting = plural(trainable(db), "turn waits", "turns wait")

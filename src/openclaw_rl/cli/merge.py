@@ -31,7 +31,13 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "merge", DOC, run, (*RUN_OPTIONS, "model_name", "cache_dir"))
     parser.epilog = EXAMPLE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint, or any PEFT folder of this model")
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        type=Path,
+        metavar="CKPT",
+        help="a checkpoint, or any PEFT folder of this model; may be left out with --line",
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     parser.add_argument(
         "--gguf",
@@ -55,10 +61,13 @@ def add(commands: Any) -> None:
     )
     notes.add_argument("--without-notes", action="store_false", dest="with_notes", help="do not ask about notes")
     parser.add_argument("--user", metavar="KEY-NAME", help="the API key whose notes are meant; never those of several")
+    parser.add_argument("--line", metavar="KEY-NAME", help="merge the newest checkpoint of this person's line")
 
 
 def run(options: argparse.Namespace) -> int:
     config = run_config(options)
+    if options.checkpoint is None:
+        options.checkpoint = newest_of_line(config, options.line)
     if options.gguf is None:
         for flag in ("adapter_only", "with_notes", "user"):
             if getattr(options, flag):
@@ -67,6 +76,16 @@ def run(options: argparse.Namespace) -> int:
         return write_gguf(options, config) if options.gguf else write_folder(options, config)
     except OSError as error:
         raise UserError(f"The model cannot be written to {options.out}: {error.strerror or error}.") from None
+
+
+def newest_of_line(config: Config, line: str | None) -> Path:
+    """The newest checkpoint of a line. Raises UserError."""
+    if line is None:
+        raise UserError("Give a checkpoint to merge (openclaw-rl checkpoints lists them), or --line KEY-NAME.")
+    newest = config.checkpoints_of(line).latest()
+    if newest is None or newest.is_base_model:
+        raise UserError(f"The line {line} has no checkpoint with weights of its own yet.")
+    return newest.folder
 
 
 def write_folder(options: argparse.Namespace, config: Config) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Any, NoReturn
 
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load, load_for_run
 from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of
+from openclaw_rl.types import SHARED
 
 #: Where a run is: the options of every command about a run.
 RUN_OPTIONS = ("run_dir", "rl_buffer_dir")
 #: The keys with which a command asks the server of a run.
 KEY_OPTIONS = ("api_key", "admin_key")
-SECRETS = {name: option_of(field) for name, field in FIELDS.items() if option_of(field).secret}
-SECRET_FLAGS = list(map(flag, SECRETS))
-#: The variables with the keys of other servers that sample: no flag gives them, so that no list of processes has them.
-ENGINE_KEYS = [variable for secret in SECRETS.values() if secret.group == "Engine" for variable in secret.env]
+SECRET_FLAGS = [flag(name) for name, field in FIELDS.items() if option_of(field).secret]
 
 #: Arguments that are numbers: the function that reads each kind, and what it takes.
 NUMBERS = {"int": "a whole number", "float": "a number", "positive": "a whole number above 0"}
@@ -93,6 +90,16 @@ def add_command(
     return parser
 
 
+def add_line_flag(parser: Parser) -> None:
+    """For commands about one line of policies."""
+    parser.add_argument(
+        "--line",
+        default=SHARED,
+        metavar="KEY-NAME",
+        help=f"with --policy-per-user: whose line of policies is meant (default: {SHARED})",
+    )
+
+
 def add_config_flag(parser: Parser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
 
@@ -100,8 +107,7 @@ def add_config_flag(parser: Parser) -> None:
 def load_options(options: argparse.Namespace) -> Loaded:
     """The server's options, from a command's flags, the environment and a file."""
     ignored = getattr(options, "no_environment", False)
-    keys = {name: os.environ[name] for name in ENGINE_KEYS if name in os.environ}
-    return load(given_flags(options), keys if ignored else None, options.config)
+    return load(given_flags(options), {} if ignored else None, options.config)
 
 
 def run_config(options: argparse.Namespace) -> Config:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, operator_key, run_config
 from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
 from openclaw_rl.lab.commands import write_text
+from openclaw_rl.learn.checkpoints import line_folder
 from openclaw_rl.ledger.run_dir import server_url
 from openclaw_rl.terminal import console
 
@@ -28,6 +29,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--no-answers", action="store_true", help="load no model, and leave out the answers before and after"
     )
+    add_line_flag(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,14 +38,14 @@ def run(options: argparse.Namespace) -> int:
 
     config = run_config(options)
     folder = config.run.folder
-    source = source_of(config)
+    source = source_of(config, options.line)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give the run directory of a server.")
     if not may_be_run(source):
         raise UserError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
     server = server_url(folder)
     recorded = read_run(source, server, ready_state(server, operator_key(config)) if server else {})
-    out = options.out or folder / NAME
+    out = options.out or line_folder(folder, options.line) / NAME
     write_text(out, page(source, recorded, answers=not options.no_answers))
     console().print(f"The report is in {out}", markup=False, soft_wrap=True)
     if recorded.damage:
@@ -51,14 +53,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def source_of(config: Config) -> "RunSource":
+def source_of(config: Config, line: str) -> "RunSource":
     from openclaw_rl.dashboard.run import RunSource
 
     return RunSource(
         run_dir=config.run.folder,
         ledger_dir=config.ledger_dir,
-        checkpoints=config.checkpoints,
+        checkpoints=config.checkpoints_of(line),
         model_name=config.model.model_name,
         method=config.learning_method,
         settings=config.engine_settings,
+        line=line,
     )

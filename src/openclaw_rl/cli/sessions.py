@@ -18,7 +18,7 @@ from openclaw_rl.ledger.errors import DamagedTurn
 from openclaw_rl.ledger.schema import open_ledger, snapshot
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.terminal import console
-from openclaw_rl.types import ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
+from openclaw_rl.types import SHARED, ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
 
 #: Columns that the list leaves out where the terminal is too narrow, in this order.
 OPTIONAL_COLUMNS = ("recognised by", "main", "open", "with next state", "group", "owner", "task")
@@ -169,7 +169,8 @@ def turn_title(turn: StoredTurn) -> str:
     reason = f" ({turn.reason})" if turn.reason else ""
     sample = f" as {turn.sample}" if turn.sample else ""
     state = f"{turn.state}{sample}{reason}"
-    return f"turn {turn.number} · {turn.kind} · {state} · policy {turn.version} · {turn.continuation}"
+    of_line = "" if turn.line == SHARED else f" of the line {turn.line}"
+    return f"turn {turn.number} · {turn.kind} · {state} · policy {turn.version}{of_line} · {turn.continuation}"
 
 
 def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:

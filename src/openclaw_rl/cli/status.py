@@ -3,6 +3,8 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -12,6 +14,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
 from openclaw_rl.client import ready_state
 from openclaw_rl.config.general import describe_preset
+from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.errors import NoLedger
 from openclaw_rl.ledger.run_dir import server_url, was_served
 from openclaw_rl.ledger.schema import open_ledger, snapshot
@@ -24,16 +27,22 @@ if TYPE_CHECKING:
 DOC = "show how many turns are in each state, and what the next step is waiting for"
 #: How many of the batches that were set aside are shown, the last ones first.
 MAX_BATCHES_SHOWN = 5
+MAX_LINES_SHOWN = 20
 
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "status", DOC, run, (*RUN_OPTIONS, *KEY_OPTIONS))
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
+    parser.add_argument("--line", metavar="KEY-NAME", help="show only this line of policies, of those that people have")
 
 
 def run(options: argparse.Namespace) -> int:
     config = run_config(options)
     status = read(config)
+    if options.line is not None:
+        status = replace(status, lines=[line for line in status.lines if line["line"] == options.line])
+        if not status.lines:
+            raise UserError(f"The running server has no line {options.line!r}.")
     if options.json:
         sys.stdout.write(json.dumps(status.as_json(), indent=2) + "\n")
     else:
@@ -88,6 +97,10 @@ def show(config: Config, status: "Status") -> None:
         said = f"note {status.practice.note} {status.practice.words}.{goes_on}"
         out.print(Text.assemble(("Practice: ", "bold"), said), soft_wrap=True)
     out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))
+    for line in status.lines[:MAX_LINES_SHOWN]:
+        out.print(Text.assemble((f"{line['line']}: ", "bold"), line_words(line)), soft_wrap=True)
+    if len(status.lines) > MAX_LINES_SHOWN:
+        out.print(f"and {len(status.lines) - MAX_LINES_SHOWN} more lines (--line KEY-NAME shows one).")
     if status.guard:
         out.print(Text.assemble(("Guard: ", "bold"), status.guard["in_words"]), soft_wrap=True)
     for batch in status.quarantined[:MAX_BATCHES_SHOWN]:
@@ -97,6 +110,13 @@ def show(config: Config, status: "Status") -> None:
         out.print(Text.assemble(("Judging: ", "bold yellow"), status.trouble))
     if status.unread:
         out.print(Text.assemble(("Not understood: ", "bold yellow"), status.unread))
+
+
+def line_words(line: Mapping[str, Any]) -> str:
+    """Where a line of policies stands."""
+    step = "" if line["step"] is None else f", step {line['step']}"
+    waits = f"{line['samples']} of {line['needed']} judged turns for its next step"
+    return f"policy {line['policy_version']}{step}, {waits}. {line['trouble'] or line['guard']}".rstrip()
 
 
 def notes_line(status: "Status") -> str:

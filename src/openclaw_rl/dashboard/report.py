@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from openclaw_rl.dashboard.components.render import render
-from openclaw_rl.dashboard.run import METRICS_FILE, TITLES, Prompt, Run, RunSource, make_example
+from openclaw_rl.dashboard.run import TITLES, Prompt, Run, RunSource, make_example
 from openclaw_rl.dashboard.views.learning import (
     COLUMNS,
     NOT_JUDGED,
@@ -24,6 +24,7 @@ from openclaw_rl.engines.base import EngineError, WeightForm, policy_in
 from openclaw_rl.engines.factory import Resources, sampler_that_loads
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
+from openclaw_rl.learn.reporting import METRICS_FILE
 from openclaw_rl.ledger.episodes import outcome
 from openclaw_rl.ledger.run_dir import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER

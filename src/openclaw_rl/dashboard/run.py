@@ -15,9 +15,9 @@ from openclaw_rl.dashboard.evaluations import Evaluation, read_evaluations
 from openclaw_rl.dashboard.views.turn import TurnView, compare_hints, from_turn, spoken, token_view
 from openclaw_rl.engines.factory import EngineSettings
 from openclaw_rl.learn.checkpoints import FOLDER as CHECKPOINTS
-from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint, Checkpoints
+from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint, Checkpoints, line_folder
 from openclaw_rl.learn.guard import METRICS as GUARD_METRICS
-from openclaw_rl.learn.reporting import EPISODE_METRICS, GAP_NAMES, StepReport
+from openclaw_rl.learn.reporting import EPISODE_METRICS, GAP_NAMES, METRICS_FILE, StepReport
 from openclaw_rl.ledger import episodes, notes, pages, verdicts
 from openclaw_rl.ledger.errors import LedgerUnusable, NoLedger
 from openclaw_rl.ledger.schema import open_ledger, snapshot
@@ -27,6 +27,7 @@ from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.methods.base import Method
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
 from openclaw_rl.types import (
+    SHARED,
     EpisodeCounts,
     EpisodePoint,
     Note,
@@ -37,7 +38,6 @@ from openclaw_rl.types import (
     VerdictSummary,
 )
 
-METRICS_FILE = "metrics.jsonl"
 METRIC_NAMES = frozenset(field.name for field in fields(StepReport)) | {*EPISODE_METRICS, *GAP_NAMES, *GUARD_METRICS}
 #: The heading of an example.
 TITLES = {
@@ -66,6 +66,8 @@ class RunSource:
     model_name: str | None
     method: Method
     settings: EngineSettings
+    line: str = SHARED
+    """The line of policies that the page is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
     run = Run(
         folder,
         read_status(None, server, ready),
-        read_metrics(folder / METRICS_FILE),
+        read_metrics(line_folder(folder, source.line) / METRICS_FILE),
         source.model_name or base_model(checkpoints) or EMBEDDED,
         checkpoints,
         read_evaluations(folder),
@@ -175,7 +177,7 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
     try:
         # One snapshot: the whole page shows the same moment, even if a server writes meanwhile.
         with open_ledger(source.ledger_dir, readonly=True) as db, snapshot(db):
-            read_ledger(run, db, server, ready)
+            read_ledger(run, db, server, ready, source.line)
     except NoLedger as error:
         run.missing.append(str(error))
     except LedgerUnusable as error:
@@ -188,7 +190,7 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
     return run
 
 
-def read_ledger(run: Run, db: Connection, server: str | None, ready: Mapping[str, Any]) -> None:
+def read_ledger(run: Run, db: Connection, server: str | None, ready: Mapping[str, Any], line: str) -> None:
     run.status = read_status(db, server, ready)
     run.verdicts = verdicts.summaries(db)
     run.verdict_counts = verdicts.counts(db)
@@ -199,7 +201,7 @@ def read_ledger(run: Run, db: Connection, server: str | None, ready: Mapping[str
     run.episode_counts = episodes.counts(db)
     run.episode_points = pages.episode_points(db, None, EPISODES_IN_CHARTS)
     run.notes = notes.of_owner(db, all_states=True)
-    run.updates = pages.update_page(db, None, STEPS_SHOWN)
+    run.updates = pages.update_page(db, None, STEPS_SHOWN, line)
 
 
 def base_model(checkpoints: list[Checkpoint]) -> str:

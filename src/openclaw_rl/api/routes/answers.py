@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.reader import IncomingRequest
-from openclaw_rl.api.service import ServerState, server_of
+from openclaw_rl.api.service import OperationFailed, ServerState, server_of
 from openclaw_rl.api.wire import ChatRequest, body_schema
 from openclaw_rl.api.wires.base import Wire, renamed
 from openclaw_rl.api.wires.chat import ChatWire
@@ -26,6 +27,7 @@ from openclaw_rl.api.wires.responses_request import ResponsesRequest
 from openclaw_rl.ledger.deletion import delete_answer
 from openclaw_rl.ledger.errors import UnknownTurn
 from openclaw_rl.ledger.turns import find_turn
+from openclaw_rl.types import SHARED
 
 router = APIRouter()
 
@@ -89,9 +91,14 @@ async def read(server: ServerState, request: Request, wire: Wire) -> IncomingReq
     owner = server.keys.owner(request)
     async with server.bodies.read(request, server.bodies.max_bytes) as content:
         incoming = await server.service.reader.read(content, wire.parse, owner, request.headers)
-    if incoming.request.model is not None:
-        server.check_model(incoming.request.model)
-    return incoming
+    line = server.line_for(owner, incoming.request.model)
+    if line == SHARED:
+        return incoming
+    try:
+        await server.operations.serve_line(line)
+    except OperationFailed as error:
+        raise ApiError(503, str(error), code="line_unavailable") from error
+    return replace(incoming, line=line)
 
 
 async def close_on_disconnect(request: Request, completion: Completion) -> None:

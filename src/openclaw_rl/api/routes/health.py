@@ -23,29 +23,32 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The model that is served."""
-    entry = model_entry(server_of(request))
-    pages = {"has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
-    return {"object": "list", "data": [entry], **pages}
+    """The model that is served, and each of its lines that the key may use."""
+    server = server_of(request)
+    owner = server.keys.known_owner(request)
+    lines = server.lines_for(owner) if owner is not None else []
+    entries = [model_entry(server, name) for name in (server.model, *(f"{server.model}:{line}" for line in lines))]
+    pages = {"has_more": False, "first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
+    return {"object": "list", "data": entries, **pages}
 
 
 @router.get("/v1/models/{name:path}")
 async def one_model(name: str, request: Request) -> dict[str, Any]:
     """The model that is served, if it has this name."""
     server = server_of(request)
-    server.check_model(name)
-    return model_entry(server)
+    server.line_for(server.keys.known_owner(request) or "", name)
+    return model_entry(server, name if ":" in name else server.model)
 
 
-def model_entry(server: ServerState) -> dict[str, Any]:
+def model_entry(server: ServerState, name: str) -> dict[str, Any]:
     """The fields that OpenAI's clients read, then those that Anthropic's read."""
     return {
-        "id": server.model,
+        "id": name,
         "object": "model",
         "created": server.started,
         "owned_by": "openclaw-rl",
         "type": "model",
-        "display_name": server.model,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(server.started, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": server.service.sampler.limits.max_context_tokens,
@@ -70,7 +73,7 @@ async def ollama_show(request: Request) -> dict[str, Any]:
     """What Ollama's clients ask about a model before they use it."""
     server = server_of(request)
     async with server.bodies.read(request) as content:
-        server.check_model(parse(OllamaName, content).given)
+        server.line_for(server.keys.known_owner(request) or "", parse(OllamaName, content).given)
     context = server.service.sampler.limits.max_context_tokens
     return {
         "details": OLLAMA_DETAILS,
@@ -97,8 +100,9 @@ async def readyz(request: Request) -> JSONResponse:
     server = server_of(request)
     stats = server.service.sampler.stats()
     body: dict[str, Any] = {"ready": stats.ready}
-    if server.keys.known_owner(request) is not None:
+    if (owner := server.keys.known_owner(request)) is not None:
         body |= details(server, stats)
+        body |= line_details(server, owner)
     return JSONResponse(body, 200 if stats.ready else 503)
 
 
@@ -123,6 +127,28 @@ def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
         "guard": operations.guard(),
         "queue": queue(server),
     }
+
+
+def line_details(server: ServerState, owner: str) -> dict[str, Any]:
+    """Where the lines stand that an owner may see; empty if there are no lines.
+
+    What the server says of the policy and of the next step is then about the owner's own line, unless they operate it.
+    """
+    seen = {state.line: state for state in server.operations.line_states() if state.line in server.lines_for(owner)}
+    own = seen.get(server.operations.line_of(owner))
+    told: dict[str, Any] = {"lines": [asdict(state) for state in seen.values()]} if seen else {}
+    if seen and not server.keys.may_operate(owner):
+        shared = server.service.sampler.newest_version
+        step = server.operations.next_step()
+        training = step is not None and step.training
+        told["policy_version"] = own.policy_version if own else shared
+        told["next_step"] = {
+            "step": (own.step or 0) + 1 if own else 1,
+            "samples": own.samples if own else 0,
+            "needed": next(iter(seen.values())).needed,
+            "training": training,
+        }
+    return told
 
 
 def queue(server: ServerState) -> dict[str, int] | None:

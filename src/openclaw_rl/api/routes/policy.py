@@ -13,7 +13,7 @@ from pydantic import Field
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.service import OperationFailed, server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
-from openclaw_rl.types import Claim
+from openclaw_rl.types import SHARED, Claim
 
 router = APIRouter()
 
@@ -29,11 +29,19 @@ class RollbackRequest(WireModel):
     """The body of POST /v1/policy/rollback: the policy version to return to, 0 for the base model.
 
     Without a version, the checkpoint before the current one. With `retrain`, the newest policy that was not trained on
-    deleted turns: those that were are deleted, and the other turns in them are trained on again.
+    deleted turns: those that were are deleted, and the other turns in them are trained on again. `line` is the line of
+    policies; `retrain` is about all lines.
     """
 
     version: Annotated[int, Field(ge=0)] | None = None
     retrain: bool = False
+    line: str = SHARED
+
+
+class RelearnRequest(WireModel):
+    """The body of POST /v1/policy/relearn: the line of policies."""
+
+    line: str = SHARED
 
 
 class ClaimRequest(WireModel):
@@ -60,18 +68,34 @@ async def roll_back(request: Request) -> dict[str, int]:
     async with server.bodies.read(request) as content:
         body = parse(RollbackRequest, content or b"{}")
     try:
-        return {"policy_version": await server.operations.roll_back(body.version, retrain=body.retrain)}
+        version = await server.operations.roll_back(body.version, retrain=body.retrain, line=body.line)
+        return {"policy_version": version}
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_roll_back", param="version") from error
 
 
-@router.post("/v1/policy/relearn")
+@router.delete("/v1/lines/{line:path}")
+async def drop_line(line: str, request: Request) -> dict[str, Any]:
+    """Delete a person's line of policies for good: the shared line serves them from then on."""
+    server = server_of(request)
+    server.keys.check_operator(request)
+    if line == SHARED:
+        raise ApiError(409, "The shared line cannot be deleted; roll it back to version 0.", code="cannot_delete")
+    try:
+        return {"line": line, "deleted": await server.operations.drop_line(line)}
+    except OperationFailed as error:
+        raise ApiError(409, str(error), code="cannot_delete") from error
+
+
+@router.post("/v1/policy/relearn", openapi_extra=body_schema(RelearnRequest))
 async def relearn(request: Request) -> dict[str, int]:
     """Learn from the turns that the guard set aside, all the same."""
     server = server_of(request)
     server.keys.check_operator(request)
+    async with server.bodies.read(request) as content:
+        body = parse(RelearnRequest, content or b"{}")
     try:
-        return {"turns": await server.operations.relearn()}
+        return {"turns": await server.operations.relearn(body.line)}
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_relearn") from error
 

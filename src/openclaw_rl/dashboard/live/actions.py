@@ -26,7 +26,7 @@ from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.training import steps_with
 from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.terminal import plural
-from openclaw_rl.types import Feedback
+from openclaw_rl.types import SHARED, Feedback
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ async def roll_back(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tup
     """Serve an earlier policy, as POST /v1/policy/rollback."""
     version = number_in(fields, "version")
     try:
-        served = await dashboard.server.operations.roll_back(version)
+        served = await dashboard.server.operations.roll_back(version, line=fields.get("line", SHARED))
     except OperationFailed as error:
         raise PageProblem(409, str(error)) from error
     return f"Rolled back: policy {served} serves now.", ""

@@ -127,7 +127,9 @@ class Dashboard:
         """What the frame of every page needs."""
         is_part = request.headers.get(PART_HEADER) == "main"
         sees_all = viewer is not None and viewer.is_operator
-        tabs = [tab for tab in TABS if sees_all or tab[0] not in FOR_OPERATORS]
+        # Who has a line of their own may see what it learned.
+        hidden = FOR_OPERATORS if not self.server.operations.has_lines else ("compare",)
+        tabs = [tab for tab in TABS if sees_all or tab[0] not in hidden]
         return {
             "layout": f"dashboard/templates/{'part' if is_part else 'layout'}.html.j2",
             "viewer": viewer,

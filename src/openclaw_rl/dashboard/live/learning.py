@@ -15,13 +15,13 @@ from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, rew
 from openclaw_rl.dashboard.views.turn import from_card
 from openclaw_rl.engines.base import NO_TOKENS, EngineError
 from openclaw_rl.lab.charts import Chart
-from openclaw_rl.learn.checkpoints import Checkpoint
+from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, line_folder
 from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.ledger import pages
 from openclaw_rl.ledger.episodes import outcome
 from openclaw_rl.ledger.turns import load_readable
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import BASE_VERSION
+from openclaw_rl.types import BASE_VERSION, SHARED, UpdateCard
 
 STEPS_ON_A_PAGE, STEPS_IN_CHARTS = 50, 1000
 GROUPS_ON_A_PAGE, EPISODES_IN_CHARTS = 20, 400
@@ -31,33 +31,53 @@ ANSWER_TOKENS = 200
 async def learning(request: Request) -> Response:
     dashboard = dashboard_of(request)
     before = whole_number(request, "before")
+    operations = dashboard.server.operations
 
-    def read(db: Connection, _viewer: Viewer) -> dict[str, Any]:
-        updates = pages.update_page(db, before, STEPS_ON_A_PAGE + 1)
+    def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
+        line = shown_line(dashboard, viewer, request.query_params.get("line"))
+        updates = pages.update_page(db, before, STEPS_ON_A_PAGE + 1, line)
         shown = updates[:STEPS_ON_A_PAGE]
+        state = next((state for state in operations.line_states() if state.line == line), None)
         return {
-            "charts_made": learning_charts(dashboard, db) if before is None else [],
+            "line": line if operations.has_lines else None,
+            "lines": dashboard.server.lines_for(viewer.owner),
+            "state": state,
+            "charts_made": learning_charts(dashboard, db, line) if before is None else [],
             "columns": COLUMNS,
             "rows": [step_row(update) for update in shown],
             "older": shown[-1].number if len(updates) > STEPS_ON_A_PAGE else None,
             "before": before,
-            "checkpoints": checkpoints_of(dashboard),
-            "serving": dashboard.server.service.sampler.newest_version,
-            "guard": dashboard.server.operations.guard(),
-            "learns": dashboard.server.operations.next_step() is not None or bool(updates),
+            "checkpoints": checkpoints_of(dashboard, line),
+            "serving": state.policy_version if state else dashboard.server.service.sampler.newest_version,
+            "guard": operations.guard() if line == SHARED else None,
+            "learns": operations.next_step() is not None or bool(updates),
         }
 
-    return await dashboard.page(request, "learning", "learning", read, operator_only=True)
+    return await dashboard.page(request, "learning", "learning", read, operator_only=not operations.has_lines)
 
 
-def learning_charts(dashboard: Dashboard, db: Connection) -> list[Chart]:
-    evaluated = evaluation_charts(read_evaluations(dashboard.run.run_dir))
-    return [*evaluated, *step_charts(pages.step_metrics(db, STEPS_IN_CHARTS))]
+def shown_line(dashboard: Dashboard, viewer: Viewer, wanted: str | None) -> str:
+    """The line that a page is about: the one that was asked for, if the viewer may see it; else their own.
+
+    An operator sees the shared line first, and everybody does who has no other.
+    """
+    server = dashboard.server
+    if wanted in server.lines_for(viewer.owner):
+        return wanted
+    return SHARED if viewer.is_operator else server.operations.line_of(viewer.owner)
 
 
-def checkpoints_of(dashboard: Dashboard) -> list[Checkpoint]:
-    """The checkpoints of the run, the newest first."""
-    return dashboard.run.checkpoints.all()[::-1] if dashboard.run.checkpoints is not None else []
+def learning_charts(dashboard: Dashboard, db: Connection, line: str) -> list[Chart]:
+    evaluated = evaluation_charts(read_evaluations(dashboard.run.run_dir)) if line == SHARED else []
+    return [*evaluated, *step_charts(pages.step_metrics(db, STEPS_IN_CHARTS, line))]
+
+
+def checkpoints_of(dashboard: Dashboard, line: str) -> list[Checkpoint]:
+    """The checkpoints of a line, the newest first."""
+    run = dashboard.run
+    if run.checkpoints is None or run.run_dir is None or line == SHARED:
+        return run.checkpoints.all()[::-1] if run.checkpoints is not None else []
+    return Checkpoints.of_run(line_folder(run.run_dir, line), run.checkpoints.keep).all()[::-1]
 
 
 async def step(request: Request) -> Response:
@@ -65,7 +85,7 @@ async def step(request: Request) -> Response:
 
     def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
         update = pages.find_update(db, request.path_params["number"])
-        if update is None:
+        if update is None or not may_see(dashboard, viewer, update):
             raise PageProblem(404, "There is no such training step.")
         batch = pages.update_batch(db, update, viewer.owner)
         return {
@@ -77,7 +97,13 @@ async def step(request: Request) -> Response:
             "unlisted": update.turns - batch.others - batch.deleted - len(batch.cards),
         }
 
-    return await dashboard.page(request, "learning", "step", read, operator_only=True)
+    has_lines = dashboard.server.operations.has_lines
+    return await dashboard.page(request, "learning", "step", read, operator_only=not has_lines)
+
+
+def may_see(dashboard: Dashboard, viewer: Viewer, update: UpdateCard) -> bool:
+    """Whether a step is of a line that the viewer may see."""
+    return viewer.is_operator or update.line in dashboard.server.lines_for(viewer.owner)
 
 
 async def answer_before_and_after(request: Request) -> Response:
