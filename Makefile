@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -78,6 +78,10 @@ $(GGUF)/.installed:
 	@$(GGUF)/bin/python -m pip install -q --disable-pip-version-check --only-binary :all: xllamacpp==2026.10.11549
 	@touch $@
 
+$(GGUF)/.installed-ollama: $(GGUF)/.installed
+	@$(GGUF)/bin/python -m pip install -q --disable-pip-version-check ollama==0.6.3
+	@touch $@
+
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	@$(INSTALL) -e '.[ray]'
 	@touch $@
@@ -131,7 +135,7 @@ test-parts: $(VENV)/.installed-dev
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
-	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed test-gguf:$(GGUF)/.installed \
+	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed test-gguf:$(GGUF)/.installed test-upstream:$(GGUF)/.installed-ollama \
 	test-ray:$(VENV)/.installed-ray test-clients:$(CLIENTS)/.installed test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
 test-all: ## run every suite (three hours; less with CHAOS="--scale 0.05" SOAK_SECONDS=60); prints what this machine cannot run, and why
 	@failed=; \
@@ -177,10 +181,13 @@ test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step i
 test-gguf: $(VENV)/.installed-dev $(GGUF)/.installed ## compare llama.cpp with our engine on GGUF files of every family (a minute)
 	@OPENCLAW_RL_GGUF=$(abspath $(GGUF))/bin/python $(BIN)/python -m pytest -rs -s tests/slow/test_gguf.py $(ARGS)
 
+test-upstream: $(VENV)/.installed-dev $(GGUF)/.installed-ollama ## test in front of a real llama.cpp server, and of another of ours (five minutes)
+	@OPENCLAW_RL_GGUF=$(abspath $(GGUF))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_upstream.py $(ARGS)
+
 test-ray: $(VENV)/.installed-ray ## run a server with two learner ranks on a Ray cluster of this machine, as a job
 	@OPENCLAW_RL_RAY=1 $(BIN)/python -m pytest -rs tests/slow/test_ray.py $(ARGS)
 
-test-clients: $(CLIENTS)/.installed ## test with the real Claude Code, Codex, opencode and OpenClaw from npm, and a scripted model
+test-clients: $(CLIENTS)/.installed ## test with the real Claude Code, Codex, opencode and OpenClaw from npm, and a scripted model, also behind another API
 	@OPENCLAW_RL_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest -rs -s tests/slow/test_npm_clients.py $(ARGS)
 
 test-schemas: $(VENV)/.installed-dev ## answers under 5,000 random JSON schemas

@@ -130,6 +130,15 @@ def test_who_only_serves_a_run_does_not_say_how_it_learned(tmp_path: Path) -> No
         assert kept(tmp_path, **only_serving) == learned
 
 
+def test_a_run_of_text_stays_with_its_api_wherever_that_is_now(tmp_path: Path) -> None:
+    for port in (1, 2):
+        kept(tmp_path, sampler="upstream", upstream_url=f"http://127.0.0.1:{port}/v1", upstream_model="theirs")
+    config = load_for_run({"run_dir": tmp_path}).config
+    assert (config.sampler.name, config.policy_name) == ("upstream", "theirs")
+    assert config.sampler.urls(config.engine_settings) == ["http://127.0.0.1:2/v1"]
+    assert not config.learns
+
+
 def test_a_configuration_file_is_taken_instead(tmp_path: Path) -> None:
     kept(tmp_path, method="opd")
     other = tmp_path / "other.toml"

@@ -41,6 +41,7 @@ TOO_LONG = "context_length_exceeded"
 GIVE_KEY = "Give --api-key, or set SGLANG_API_KEY."
 CHAT, READY = "/v1/chat/completions", "/readyz"
 DATA, DONE = b"data:", b"[DONE]"
+SENTENCE_ENDS = (".", "!", "?")
 
 
 class ServerError(UserError):
@@ -254,8 +255,8 @@ class ApiClient:
     def _refusal(self, response: HttpResponse) -> ServerError:
         status = response.status_code
         message, code = read_error(response)
-        if status == HTTPStatus.UNAUTHORIZED:
-            message = f"{message} {self._key_advice}".rstrip()
+        if status == HTTPStatus.UNAUTHORIZED and self._key_advice:
+            message = f"{message if message.endswith(SENTENCE_ENDS) else f'{message}.'} {self._key_advice}"
         return ServerError(
             f"{self._name} answers {status}: {message}",
             message=message,

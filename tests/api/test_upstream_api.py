@@ -11,19 +11,12 @@ import httpx
 import openai
 import pytest
 
-from openclaw_rl.api.answering import SamplingDefaults
-from openclaw_rl.api.app import create_app
-from openclaw_rl.api.service import ChatService
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.upstream.sampler import UpstreamSampler, UpstreamSettings
-from openclaw_rl.ledger import turns
-from openclaw_rl.ledger.options import NotesOptions
-from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.rendering.chat import MessageRenderer
-from openclaw_rl.types import Continuation, StoredTurn
+from openclaw_rl.types import Continuation
 from support.chat_api import ChatApi, Said, refusal, words
-from support.harness import Bench, running, wait_for
+from support.harness import running, wait_for
+from support.upstream_front import Front
 
 KEY = "sk-of-the-owner"
 ASK = [{"role": "user", "content": "Hi"}]
@@ -31,43 +24,32 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 PNG = "data:image/png;base64,iVBORw0KGgo="
 
 
-class Front(Bench):
-    """A server of ours in front of an API."""
+class Fronted(Front):
+    """A server of ours in front of an API that says what a test wants."""
 
-    def __init__(self, api: ChatApi, directory: Path) -> None:
+    def __init__(self, api: ChatApi, directory: Path, *others: str) -> None:
         self.api = api
-        self.ledger = Ledger(directory)
-        self.db = connect(directory / FILE, readonly=True)
-        self.sampler = UpstreamSampler(UpstreamSettings([api.url], "their-model", KEY, 30, None, 4, 60))
-        renderer = MessageRenderer()
-        self.service = ChatService(
-            self.sampler, renderer, SamplingDefaults(), ledger=self.ledger, notes=NotesOptions(note_probes=0)
-        )
-        self.app = create_app(self.service, "tiny")
-        self.url = ""
-
-    def turns(self) -> list[StoredTurn]:
-        return [turns.load_turn(self.db, number) for number in turns.turn_numbers(self.db)]
+        super().__init__([*others, api.url], directory, key=KEY)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     api = ChatApi()
-    with running(Front(api, tmp_path_factory.mktemp("ledger"))) as front:
+    with running(Fronted(api, tmp_path_factory.mktemp("ledger"))) as front:
         yield front  # type: ignore[misc]
         front.ledger.close()  # type: ignore[attr-defined]
     api.stop()
 
 
 @pytest.fixture
-def front(shared: Front) -> Front:
+def front(shared: Fronted) -> Fronted:
     shared.api.answer = lambda _body: words("hello ", "world")
     shared.api.requests.clear()
     shared.api.headers.clear()
     return shared
 
 
-def test_chat_is_passed_on_and_streamed_with_the_api_s_numbers(front: Front) -> None:
+def test_chat_is_passed_on_and_streamed_with_the_api_s_numbers(front: Fronted) -> None:
     pieces = front.client.chat.completions.create(
         model="tiny", messages=ASK, stream=True, stream_options={"include_usage": True}, max_tokens=9, temperature=0.3
     )
@@ -83,7 +65,7 @@ def test_chat_is_passed_on_and_streamed_with_the_api_s_numbers(front: Front) -> 
     assert "store" not in asked
 
 
-def test_every_wire_speaks_to_an_api_that_speaks_chat(front: Front) -> None:
+def test_every_wire_speaks_to_an_api_that_speaks_chat(front: Fronted) -> None:
     said = front.anthropic.messages.create(model="tiny", max_tokens=7, system="Be kind.", messages=ASK)
     assert (said.content[0].text, said.stop_reason) == ("hello world", "end_turn")
     assert (said.usage.input_tokens, said.usage.cache_read_input_tokens, said.usage.output_tokens) == (9, 3, 5)
@@ -104,7 +86,7 @@ def test_every_wire_speaks_to_an_api_that_speaks_chat(front: Front) -> None:
     assert "text" in refused.json()["error"]["message"]
 
 
-def test_tools_schemas_and_images_are_handed_through(front: Front) -> None:
+def test_tools_schemas_and_images_are_handed_through(front: Fronted) -> None:
     parts = [{"index": 0, "id": "call_1", "function": {"name": "look", "arguments": '{"at'}}]
     more = [{"index": 0, "function": {"arguments": '": 1}'}}]
     second = [{"index": 1, "id": "call_2", "function": {"name": "look", "arguments": ""}}]
@@ -143,8 +125,8 @@ def test_tools_schemas_and_images_are_handed_through(front: Front) -> None:
     assert picture in front.api.requests[-1]["messages"][0]["content"]
 
 
-def test_fields_that_only_the_api_knows_are_handed_through_and_ours_stay_here(front: Front) -> None:
-    theirs = {"service_tier": "flex", "min_p": 0.1, "provider": {"order": ["x"]}, "user": "u", "grammar": "x ::= 1"}
+def test_fields_that_only_the_api_knows_are_handed_through_and_ours_stay_here(front: Fronted) -> None:
+    theirs = {"service_tier": "flex", "min_p": 0.1, "provider": {"order": ["x"]}, "user": "u", "prompt": "x"}
     known = {"reasoning_effort": "low", "seed": 3, "logit_bias": {"5": -100}, "top_k": 4, "stop": list("abcde")}
     options = {"chat_template_kwargs": {"enable_thinking": False}}
     ours = {"session_id": "s", "turn_type": "side", "session_done": True, "prompt_cache_key": "k", "store": False}
@@ -155,12 +137,13 @@ def test_fields_that_only_the_api_knows_are_handed_through_and_ours_stay_here(fr
     own = {"model", "messages", "stream", "stream_options", "max_tokens"}
     asked = front.api.requests[-1]
     assert {name: value for name, value in asked.items() if name not in own} == {**theirs, **known, **options}
+    assert front.api.paths[-1] == "/v1/chat/completions"
     schema = {"name": "a", "description": "An answer.", "schema": {"type": "object"}}
     front.post({"messages": ASK, "response_format": {"type": "json_schema", "json_schema": schema}})
     assert front.api.requests[-1]["response_format"]["json_schema"] == schema
 
 
-def test_images_in_results_of_tools_are_shown_after_them(front: Front) -> None:
+def test_images_in_results_of_tools_are_shown_after_them(front: Fronted) -> None:
     picture = {"type": "image_url", "image_url": {"url": PNG}}
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
     results: list[Any] = [
@@ -195,13 +178,13 @@ def test_images_in_results_of_tools_are_shown_after_them(front: Front) -> None:
     assert picture in front.api.requests[-1]["messages"][-1]["content"]
 
 
-def test_reasoning_in_tags_and_answers_that_are_not_streamed_are_read(front: Front) -> None:
+def test_reasoning_in_tags_and_answers_that_are_not_streamed_are_read(front: Fronted) -> None:
     front.api.answer = lambda _body: words("<think>so", "</think>\n\n", "Yes.", streams=False)
     message = front.client.chat.completions.create(model="tiny", messages=ASK).choices[0].message
     assert (message.reasoning_content, message.content) == ("so", "Yes.")
 
 
-def test_turns_are_recorded_as_text_and_continue_each_other(front: Front) -> None:
+def test_turns_are_recorded_as_text_and_continue_each_other(front: Fronted) -> None:
     before = len(front.turns())
     first = front.post({"messages": [{"role": "user", "content": "Name a bird."}], "n": 2}).json()
     history = [
@@ -225,7 +208,7 @@ def test_turns_are_recorded_as_text_and_continue_each_other(front: Front) -> Non
 @pytest.mark.parametrize(
     ("said", "status", "words_in_it"),
     [
-        (refusal(401, f"Incorrect API key: {KEY}"), 401, "UPSTREAM_API_KEY"),
+        (refusal(401, f"Incorrect API key: {KEY}"), 401, "***. Check UPSTREAM_API_KEY"),
         (refusal(429, "Slow down", **{"Retry-After": "7"}), 429, "Slow down"),
         (refusal(500, "Oops"), 500, "Oops"),
         (refusal(529, "Overloaded"), 529, "Overloaded"),
@@ -237,7 +220,7 @@ def test_turns_are_recorded_as_text_and_continue_each_other(front: Front) -> Non
     ],
 )
 def test_errors_of_the_api_reach_clients_in_the_shape_of_their_wire(
-    front: Front, said: Said, status: int, words_in_it: str, monkeypatch: pytest.MonkeyPatch
+    front: Fronted, said: Said, status: int, words_in_it: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front.api.answer = lambda _body: said
     if said.silent:
@@ -258,7 +241,7 @@ def test_errors_of_the_api_reach_clients_in_the_shape_of_their_wire(
     assert len(front.api.requests) == 2, "a request that was sent is not sent again"
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error_event(front: Front) -> None:
+def test_a_stream_that_breaks_off_ends_with_an_error_event(front: Fronted) -> None:
     front.api.answer = lambda _body: words("half", finish=None)
     lines = front.post({"messages": ASK, "stream": True}).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -270,7 +253,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(front: Front) -> None
     assert len(front.turns()) == turns_before
 
 
-def test_fields_that_an_api_calls_otherwise_are_renamed(front: Front) -> None:
+def test_fields_that_an_api_calls_otherwise_are_renamed(front: Fronted) -> None:
     def strict(body: dict[str, Any]) -> Said:
         if "max_tokens" in body:
             return refusal(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
@@ -283,20 +266,20 @@ def test_fields_that_an_api_calls_otherwise_are_renamed(front: Front) -> None:
     front.sampler._limit_field, front.sampler._asks_usage = "max_tokens", True
 
 
-def test_a_conversation_that_is_too_long_is_called_so(front: Front) -> None:
+def test_a_conversation_that_is_too_long_is_called_so(front: Fronted) -> None:
     front.api.answer = lambda _body: refusal(400, "request (6031 tokens) exceeds the available context size")
     assert front.post({"messages": ASK}).json()["error"]["code"] == "context_length_exceeded"
     refused = front.send("messages", {"messages": ASK, "max_tokens": 5}).json()
     assert refused["error"]["message"].startswith("prompt is too long: ")
 
 
-def test_log_probs_are_not_pretended(front: Front) -> None:
+def test_log_probs_are_not_pretended(front: Fronted) -> None:
     refused = front.post({"messages": ASK, "logprobs": True})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "logprobs"
 
 
-def test_an_api_that_is_away_is_used_again_when_it_is_back(front: Front) -> None:
+def test_an_api_that_is_away_is_used_again_when_it_is_back(front: Fronted) -> None:
     front.api.stop()
     refused = front.post({"messages": ASK})
     assert refused.status_code == 503
@@ -311,8 +294,7 @@ def test_an_api_that_is_away_is_used_again_when_it_is_back(front: Front) -> None
 
 def test_several_urls_are_one_sampler(tmp_path: Path) -> None:
     away, there = ChatApi(), ChatApi(lambda _body: words("from the second"))
-    front = Front(there, tmp_path)
-    front.sampler.__init__(UpstreamSettings([away.url, there.url], "their-model", "", 5, None, 4, 4))  # type: ignore[misc]
+    front = Fronted(there, tmp_path, away.url)
     away.stop()
     with running(front):
         assert front.post({"messages": ASK}).json()["choices"][0]["message"]["content"] == "from the second"

@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from openclaw_rl.types import (
     SampleRequest,
     Source,
     State,
+    TrainingSequence,
     TurnKind,
 )
 from support.learning_run import LearningRun
@@ -470,6 +472,33 @@ async def test_practice_ends_when_the_policy_keeps_to_the_note(run: LearningRun,
         run.sampler.scores = lambda request: [-2.5] * request.last_n
         done = await server.ended(server.ask_for(server.teach()))
         assert (done.state, done.made) == (PracticeState.LEARNED, 12)
+
+
+async def test_after_imitation_the_policy_learns_from_its_own_answers(run: LearningRun, renderer: ChatRenderer) -> None:
+    def answer(request: SampleRequest, prompt: str) -> str:
+        asked, version = question_in(prompt), request.version or 0
+        # Without the note it first keeps to it when the question is of an even length, and after 14 steps always.
+        learned = version >= 14 or (version >= 1 and len(asked) % 2 == 0)
+        return (wished if SHOWN[0] in prompt or learned else usual)(asked)
+
+    seen: list[TrainingSequence] = []
+    async with practising(run, renderer, steps=40) as server:
+        server.answer = answer
+        run.learner.hooks["step"] = seen.extend
+        run.sampler.scores = lambda request: [-2.5] * request.last_n
+        done = await server.ended(server.ask_for(server.teach()))
+        assert (done.state, done.made) == (PracticeState.LEARNED, 14)
+        imitated, own = run.applied()[:12], run.applied()[12:]
+        assert {len(batch) for batch in imitated} == {practices.BATCH}
+        assert {len(batch) for batch in own} == {practices.OWN_BATCH}
+        for turn in (run.book.read(number) for batch in own for number in batch):
+            keeps = turn.message["content"].startswith("Well")
+            assert turn.verdict is not None
+            assert turn.verdict.score == (1 if keeps else -1)
+        advantages = {span.turn: span.advantages[0] for sequence in seen for span in sequence.spans}
+        scored = [turn.verdict.score for turn in map(run.book.read, own[0]) if turn.verdict]
+        assert [advantages[turn] for turn in own[0]] == pytest.approx([score - fmean(scored) for score in scored])
+        assert {advantages[turn] for batch in imitated for turn in batch} == {1.0}
 
 
 def test_what_cannot_be_practised_is_refused(run: LearningRun, renderer: ChatRenderer) -> None:

@@ -2,7 +2,8 @@
 
 Each client is configured by `openclaw-rl connect`, is given a task, calls a tool, answers, and is told that its answer
 was too long. The server must see one session of three main turns, whatever else the client asks for itself, and score
-the answer -1, also if the client compacts its history before it sends the feedback.
+the answer -1, also if the client compacts its history before it sends the feedback, and also if the server is in front
+of another API.
 """
 
 import json
@@ -20,10 +21,11 @@ from openclaw_rl.cli import main
 from openclaw_rl.judge.judges.base import Case
 from openclaw_rl.judge.rules import read_reply
 from openclaw_rl.types import SampleRequest, StoredTurn, TurnKind
-from support.harness import running
+from support.harness import MODEL, running
 from support.measure import sign
 from support.recording import Recording
 from support.tiny_models import save_tiny_model
+from support.upstream_front import Front
 
 CLIENTS = os.environ.get("OPENCLAW_RL_CLIENTS", "")
 pytestmark = pytest.mark.skipif(not CLIENTS, reason="make test-clients runs it")
@@ -185,10 +187,30 @@ def agent(request: pytest.FixtureRequest, model: Path, place: Path) -> Iterator[
 
 @pytest.mark.parametrize(("agent", "client"), [(one, one) for one in ALL], indirect=["agent"], ids=lambda one: one.name)
 def test_a_session_with_a_tool_call_and_feedback(agent: Agent, client: Client, place: Path) -> None:
-    assert main(["connect", client.name, "--yes", "--url", agent.url]) == 0
+    hold_session(client, agent.url, place)
+    check_session(client, agent.turns())
+
+
+@pytest.mark.parametrize(("agent", "client"), [(one, one) for one in ALL], indirect=["agent"], ids=lambda one: one.name)
+def test_a_session_with_a_server_in_front_of_another_api(agent: Agent, client: Client, place: Path) -> None:
+    with running(Front([f"{agent.url}/v1"], place / "front", model=MODEL)) as front:
+        assert isinstance(front, Front)
+        hold_session(client, front.url, place)
+        assert all(turn.is_text for turn in front.turns())
+        check_session(client, front.turns())
+    front.db.close()
+    front.ledger.close()
+
+
+def hold_session(client: Client, url: str, place: Path) -> None:
+    """A task, and feedback on the answer."""
+    assert main(["connect", client.name, "--yes", "--url", url]) == 0
     assert SECRET in call(client, (*client.first, TASK), place)
     assert SHORT_ANSWER in call(client, (*client.again, FEEDBACK), place)
-    turns = agent.turns()
+
+
+def check_session(client: Client, turns: list[StoredTurn]) -> None:
+    """What a server must have recorded of it."""
     asked, told, corrected = (turn for turn in turns if turn.kind is TurnKind.MAIN)
     print(f"{client.name}: side turns {[turn.kind_reason for turn in side_turns(turns)]}")  # noqa: T201
     assert asked.session == told.session == corrected.session

@@ -403,15 +403,19 @@ NOT_KEPT = ("run_dir", "resume_from_ckpt", "continue_from")
 #: The options that commands about a run read from its directory: those that stay the same in all its servers.
 OF_THE_RUN = ("Method", "Model", "Capture")
 ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir", "preset")
+#: The same of a run that is recorded as text.
+OF_AN_API = ("sampler", "upstream_url", "upstream_model")
 
 
 def keep_options(config: Config) -> None:
     """Write the given options into the run directory, without keys and without the passwords of URLs.
 
-    A server that does not learn keeps the file. Raises ConfigError if the file cannot be written.
+    A server that does not learn keeps the file, unless nobody can learn in this run. Raises ConfigError if the file
+    cannot be written.
     """
     path = config.run.folder / OPTIONS_FILE
-    if path.exists() and not config.learns:
+    is_of_text = config.engine.takes_text and config.capture.capture
+    if path.exists() and not config.learns and not is_of_text:
         return
     unfinished = path.with_suffix(".part")
     try:
@@ -458,7 +462,10 @@ def load_for_run(flags: Mapping[str, Any], file: Path | None = None) -> Loaded:
     """
     loaded = load(flags, file=file)
     stored = loaded.config.run.folder / OPTIONS_FILE
-    return load(flags, file=stored, only=_is_of_the_run) if file is None and stored.is_file() else loaded
+    if file is not None or not stored.is_file():
+        return loaded
+    with_api = load(flags, file=stored, only=lambda name: name in OF_AN_API or _is_of_the_run(name))
+    return with_api if with_api.config.engine.takes_text else load(flags, file=stored, only=_is_of_the_run)
 
 
 def _is_of_the_run(name: str) -> bool:

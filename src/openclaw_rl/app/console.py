@@ -114,6 +114,12 @@ def beginning(config: Config, version: int) -> str:
     return f"continues from {config.training.resume_from_ckpt} (policy {version})"
 
 
+def in_both_names(config: Config) -> str:
+    """The model by the name that clients use, and by its own if that is another."""
+    served, own = config.served_name, config.policy_name
+    return served if served == own else f"{served}  ({own})"
+
+
 def page(config: Config, port: int) -> str:
     """Where the live page is."""
     return f"open {local_url(config.server, port)}/ in a browser" if config.server.dashboard else "off (--no-dashboard)"
@@ -132,7 +138,7 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
     rows = {
         "URL": url,
         "page": page(config, port),
-        "model": f"{config.served_name}  ({config.policy_name})" + (FOR_TRYING if config.embedded else ""),
+        "model": in_both_names(config) + (FOR_TRYING if config.embedded else ""),
         **({"larger": in_words(config, fit)} if (fit := larger_model(config)) else {}),
         "backend": backend,
         **({"learner": learner} if learner else {}),

@@ -136,7 +136,8 @@ def memory(config: Config) -> Finding:
     """Whether the weights fit into the free memory."""
     free = usable_memory() / GIB
     needed = SERVER_GIB + weights_gib(config)
-    text = f"{free:.1f} GiB free; the model needs about {needed:.1f} GiB"
+    who = "server" if config.engine.takes_text else "model"
+    text = f"{free:.1f} GiB free; the {who} needs about {needed:.1f} GiB"
     return ok(text) if free > needed else broken(text, "end other programs, or choose a smaller --model-name")
 
 
@@ -200,7 +201,8 @@ async def behind_api(config: Config) -> Finding:
             names = [model["id"] for model in await upstream.models()]
         except ServerError as error:
             mend = "start the API, or check --upstream-url and UPSTREAM_API_KEY"
-            return broken(f"{upstream.api.url} does not answer: {error.message}", mend)
+            said = f"answers {error.status}" if error.status else "does not answer"
+            return broken(f"{upstream.api.url} {said}: {error.message}", mend)
         finally:
             await upstream.api.close()
         if names and options.upstream_model not in names:

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,10 @@ from openclaw_rl.types import SHARED
 RUN_OPTIONS = ("run_dir", "rl_buffer_dir")
 #: The keys with which a command asks the server of a run.
 KEY_OPTIONS = ("api_key", "admin_key")
-SECRET_FLAGS = [flag(name) for name, field in FIELDS.items() if option_of(field).secret]
+SECRETS = {name: option_of(field) for name, field in FIELDS.items() if option_of(field).secret}
+SECRET_FLAGS = list(map(flag, SECRETS))
+#: The variables with the keys of other servers that sample: no flag gives them, so that no list of processes has them.
+ENGINE_KEYS = [variable for secret in SECRETS.values() if secret.group == "Engine" for variable in secret.env]
 
 #: Arguments that are numbers: the function that reads each kind, and what it takes.
 NUMBERS = {"int": "a whole number", "float": "a number", "positive": "a whole number above 0"}
@@ -107,7 +111,8 @@ def add_config_flag(parser: Parser) -> None:
 def load_options(options: argparse.Namespace) -> Loaded:
     """The server's options, from a command's flags, the environment and a file."""
     ignored = getattr(options, "no_environment", False)
-    return load(given_flags(options), {} if ignored else None, options.config)
+    keys = {name: os.environ[name] for name in ENGINE_KEYS if name in os.environ}
+    return load(given_flags(options), keys if ignored else None, options.config)
 
 
 def run_config(options: argparse.Namespace) -> Config:

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--no-environment",
         action="store_true",
-        help="ignore environment variables: options come from flags and --config",
+        help="ignore environment variables, but for the keys of engines: options come from flags and --config",
     )
     parser.add_argument(
         "--stop-with-input",

@@ -58,7 +58,8 @@ async def run_server(
     """Run `openclaw-rl serve` on a free local port until the context ends. Raises ServerFailed.
 
     `key` is one of the keys that the flags give it.
-    The flags are its only options: it reads none from the environment. If this process is killed, the server stops too.
+    The flags are its only options: of the environment it reads keys of engines alone. If this process is killed, the
+    server stops too.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "openclaw_rl", "serve", *started_with(run_dir, flags)]

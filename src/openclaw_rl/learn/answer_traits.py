@@ -69,10 +69,10 @@ class AnswerTraits:
     def __bool__(self) -> bool:
         return bool(self.forms or self.words)
 
-    def shown_by(self, text: str) -> bool:
-        return all(shows(text) for shows in self.forms.values()) and (
-            not self.words or bool(self.words & set(words(text)))
-        )
+    def shown_by(self, text: str, *, with_words: bool = True) -> bool:
+        """Whether an answer shows the forms, and the words unless they do not matter."""
+        has_words = not (with_words and self.words) or bool(self.words & set(words(text)))
+        return has_words and all(shows(text) for shows in self.forms.values())
 
 
 def find_traits(wanted: Sequence[str], usual: Sequence[str]) -> AnswerTraits:

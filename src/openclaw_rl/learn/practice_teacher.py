@@ -2,6 +2,7 @@
 
 An answer is kept if it ended, makes sense, keeps to the note as far as that can be checked, and shows what the examples
 have in common (`answer_traits`). Kept answers become further examples, so that later ones keep to the note more often.
+The policy's own answers are checked in the same way.
 """
 
 import json
@@ -184,7 +185,8 @@ class PracticeTeacher:
         more = self._dice.sample(self.kept, KEPT_EXAMPLES) if len(self.kept) > KEPT_EXAMPLES else []
         self._shown = [*self._others, *self._dice.sample([*self._examples, *more], len(self._examples) + len(more))]
         prompts = [self._next_prompt() for _ in range(count)]
-        sensible = [one for one in await self._ask(prompts, self._with_context, BASE_VERSION) if self.makes_sense(one)]
+        asked = await self._ask(prompts, self._with_context, BASE_VERSION)
+        sensible = [one for one in asked if one.ended and self.makes_sense(one)]
         if not self.sampled:
             self.traits = confirmed(self.traits, [one.text for one in sensible], self._usual)
         kept = [one for one in sensible if self.shows_note(one.text) is not False]
@@ -199,18 +201,33 @@ class PracticeTeacher:
         del self._ready[:count]
         return answers
 
-    async def own_answers(self, count: int) -> list[PracticedAnswer]:
+    async def scored_answers(self, count: int) -> list[PracticedAnswer]:
+        """Sample answers of the policy without the note, and score those that show whether they keep to it."""
+        sampled, version = await self._own(count)
+        scored = [(one, score) for one in sampled if (score := self._score_of(one)) is not None]
+        ready = await self._to_train([one for one, _ in scored], version)
+        return [replace(one, score=score) for one, (_, score) in zip(ready, scored, strict=True)]
+
+    def _score_of(self, own: Sampled) -> float | None:
+        kept = self.shows_note(own.text)
+        return None if kept is None else 1.0 if kept and self.makes_sense(own) else -1.0
+
+    async def distilled_answers(self, count: int) -> list[PracticedAnswer]:
         """Sample answers of the policy without the note, with what the base model thinks of them with the note."""
-        version = self.sampler.newest_version
-        self._shown = [*self._others, *self._examples]
-        prompts = [self._next_prompt() for _ in range(count)]
-        sampled = [one for one in await self._ask(prompts, self._without_context, version) if one.ended]
+        sampled, version = await self._own(count)
         self.sampled += count
-        ready = await self._to_train(sampled, version)
+        ready = await self._to_train([one for one in sampled if one.ended], version)
         return [
             replace(one, teacher_logprobs=await self._score(self._with_context(one.prompt), one.response_ids, 0))
             for one in ready
         ]
+
+    async def _own(self, count: int) -> tuple[list[Sampled], int]:
+        """Answers of the policy without the note, and its version."""
+        version = self.sampler.newest_version
+        self._shown = [*self._others, *self._examples]
+        prompts = [self._next_prompt() for _ in range(count)]
+        return await self._ask(prompts, self._without_context, version), version
 
     async def anchors(self, count: int) -> list[PracticedAnswer]:
         """The base model's own answers where the note is not wished; none if it is wished everywhere."""
@@ -218,7 +235,8 @@ class PracticeTeacher:
             return []
         prompts = self._dice.choices(self.prompts.others, k=count)
         sampled = await self._ask(prompts, self._with_other_notes, BASE_VERSION)
-        return [replace(one, is_anchor=True) for one in await self._to_train(list(filter(self.makes_sense, sampled)))]
+        sensible = [one for one in sampled if one.ended and self.makes_sense(one)]
+        return [replace(one, is_anchor=True) for one in await self._to_train(sensible)]
 
     async def try_policy(self) -> tuple[int, int]:
         """How many answers of the policy without the note keep to it, of how many that show it."""
@@ -229,13 +247,13 @@ class PracticeTeacher:
         return sum(checked), len(checked)
 
     def makes_sense(self, sampled: Sampled) -> bool:
-        """Whether an answer ended, is none of the examples again, and the check of sense accepts it.
+        """Whether an answer is none of the examples again, and the check of sense accepts it.
 
         It need not share words with its question where a note is checked to be kept ("Answer in French.") or where the
         owner's own examples do not.
         """
         free = self._free_words or self.keeps(self.note.text, sampled.text) is True
-        is_sensible = sampled.ended and check(sampled.text, sampled.prompt.text, "", translated=free).ok
+        is_sensible = check(sampled.text, sampled.prompt.text, "", translated=free).ok
         return is_sensible and not any(is_copy(sampled.text, answer) for _, answer in self._shown)
 
     def shows_note(self, text: str) -> bool | None:
@@ -243,7 +261,8 @@ class PracticeTeacher:
         said = self.keeps(self.note.text, text)
         if said is False or not self.traits:
             return said
-        return self.traits.shown_by(text)
+        # Words that the examples share may be there by chance: they do not matter where the note itself can be checked.
+        return self.traits.shown_by(text, with_words=said is None)
 
     def _next_prompt(self) -> PracticePrompt:
         """Each prompt once, the owner's own before others and else in the order of the seed, then again."""

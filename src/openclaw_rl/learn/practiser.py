@@ -37,9 +37,12 @@ MIN_HELD, MAX_LOSS = 0.5, 0.15
 #: Practice ends early once the policy finds the answers as likely without the note as the base model did with it: their
 #: mean log-probs per token differ by at most this much in two steps in a row, after some steps.
 MAX_GAP, MIN_STEPS = 0.05, 8
-#: It also ends once the policy keeps to the note in this share of a trial, which is made after each so many steps: a
-#: further step only takes it farther from the base model.
+#: It also ends once the policy keeps to the note in this share of its own answers: a further step only takes it farther
+#: from the base model. They are tried after each so many steps of imitation.
 ENOUGH_HELD, TRIAL_STEPS = 0.9, 4
+#: After so many steps of imitation the policy learns from its own answers, if this share of them keeps to the note.
+#: Imitation alone goes on until it repeats itself: more of the answers keep to the note and fewer make sense.
+IMITATED_STEPS, MIN_OWN_HELD = 12, 0.2
 #: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
@@ -77,6 +80,7 @@ class Practiser:
     - Answers are sampled with the least priority. While people use the sampler, none is begun, those under way rest
       where the engine can let them, and so does a step on earlier ones. It is taken back for a step from feedback.
     - The learn loop makes the steps, after those from feedback. Each practised answer is trained on once.
+    - The first steps imitate. Then the policy's own answers are scored, where they show whether they keep to the note.
     - Killed in between, it goes on after the next start with the steps that are left.
     - What the model does not keep to with its examples either is not practised; the reason is recorded.
     """
@@ -161,13 +165,23 @@ class Practiser:
         teacher.kept += self.ledger.read(practices.answers, current.number)
         await teacher.prepare()
         refused = close = made = 0
+        held: float | None = None
         while (current := self._as_it_is(current.number, note)).made < current.steps:
             if current.made < made:
                 raise Ended("the policy was rolled back meanwhile")
             made = current.made
-            batch = await self._batch(teacher, note)
+            if made >= MIN_STEPS and not made % TRIAL_STEPS:
+                held = await self._held(teacher)
+            batch = []
+            if made >= IMITATED_STEPS and held is not None and MIN_OWN_HELD <= held < ENOUGH_HELD:
+                batch = await self._own_batch(teacher, note)
+                held = held_share(batch)
+            if held is not None and held >= ENOUGH_HELD:
+                break
+            if not batch or not held:
+                batch = await self._batch(teacher, note)
             close = close + 1 if gap(batch) <= MAX_GAP else 0
-            if current.made >= MIN_STEPS and (close >= 2 or await self._holds(teacher, current.made)):
+            if made >= MIN_STEPS and close >= 2:
                 break
             turns = await self.ledger.write(practices.add_answers, current, batch)
             await self._train(turns)
@@ -194,7 +208,7 @@ class Practiser:
         anchors = await teacher.anchors(ANCHORS if note.scope else 0)
         needed = practices.BATCH - len(anchors)
         if self.settings.on_policy:
-            return [*anchors, *await teacher.own_answers(needed)]
+            return [*anchors, *await teacher.distilled_answers(needed)]
         while teacher.ready < needed:
             await teacher.sample(SAMPLED_AT_ONCE)
             found, asked = teacher.accepted, teacher.sampled
@@ -202,12 +216,17 @@ class Practiser:
                 raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
         return [*anchors, *await teacher.take(needed)]
 
-    async def _holds(self, teacher: PracticeTeacher, made: int) -> bool:
-        """Whether a trial is due after so many steps, and the policy keeps to the note in it."""
-        if made % TRIAL_STEPS:
-            return False
+    async def _own_batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
+        """The policy's own answers, scored; none if it is to learn from the base model's log-probs alone."""
+        if self.settings.on_policy:
+            return []
+        anchors = await teacher.anchors(ANCHORS if note.scope else 0)
+        return [*anchors, *await teacher.scored_answers(practices.OWN_BATCH - len(anchors))]
+
+    async def _held(self, teacher: PracticeTeacher) -> float | None:
+        """The share of a trial's answers in which the policy keeps to the note; None if they do not show it."""
         held, tried = await teacher.try_policy()
-        return tried > 0 and held >= ENOUGH_HELD * tried
+        return held / tried if tried else None
 
     async def _train(self, turns: list[int]) -> None:
         """Wait until the learn loop has trained on these answers, or has dropped them."""
@@ -268,6 +287,12 @@ def gap(answers: Sequence[PracticedAnswer]) -> float:
     gaps = [
         (fmean(one.teacher_logprobs) if one.teacher_logprobs else one.taught_logprob) - fmean(one.logprobs)
         for one in answers
-        if not one.is_anchor
+        if not one.is_anchor and one.score is None
     ]
     return fmean(gaps) if gaps else math.inf
+
+
+def held_share(answers: Sequence[PracticedAnswer]) -> float | None:
+    """The share of scored answers that keep to the note; None if none is scored."""
+    scores = [one.score for one in answers if one.score is not None]
+    return sum(score > 0 for score in scores) / len(scores) if scores else None

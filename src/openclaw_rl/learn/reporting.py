@@ -22,7 +22,7 @@ from openclaw_rl.engines.base import StepResult
 from openclaw_rl.errors import UserError
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.methods.base import Method
-from openclaw_rl.types import SampleKind, StoredTurn
+from openclaw_rl.types import SampleKind, Source, StoredTurn
 
 log = logging.getLogger(__name__)
 
@@ -291,7 +291,8 @@ def make_report(
     """
     versions = range(1, before + 1) if made_from is None else made_from
     kinds = [turn.sample for turn in turns]
-    scores = [turn.verdict.score for turn in turns if turn.verdict and turn.verdict.score is not None]
+    verdicts = [turn.verdict for turn in turns if turn.verdict and turn.verdict.source is not Source.PRACTICE]
+    scores = [verdict.score for verdict in verdicts if verdict.score is not None]
     now = time.time()
     return StepReport(
         step=step,

@@ -35,8 +35,10 @@ from openclaw_rl.types import (
     Verdict,
 )
 
-#: Answers of a step. 24 steps of 8 taught as well as 20 of 24 (docs/results/wishes.md).
+#: Answers of a step that are imitated: 24 steps of 8 taught as well as 20 of 24 (docs/results/wishes.md).
 BATCH = 8
+#: The policy's own answers of a step. They are compared with each other, so there must be more.
+OWN_BATCH = 16
 #: A note is practised once this many reactions show that the model keeps to it with its context, in at least half.
 MIN_REACTIONS = 4
 #: The most characters of a first message that is practised with, and how many are looked at.
@@ -249,8 +251,7 @@ def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAns
     )
     number = record_turn(db, turn, PRACTISED, None, 0, State.JUDGED)
     taught = (Hint(turn.kind_reason, answer.teacher_logprobs),) if answer.teacher_logprobs else ()
-    # Nobody scored it: a mean of scores must not count it.
-    verdict = Verdict(None, Source.PRACTICE, taught, reason=turn.kind_reason)
+    verdict = Verdict(answer.score, Source.PRACTICE, taught, reason=turn.kind_reason)
     verdicts.store(db, number, verdict, SampleKind.PRACTICE)
     db.execute(
         "INSERT INTO practised (turn, practice, asked, anchor) VALUES (?, ?, ?, ?)",
@@ -263,7 +264,7 @@ def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAns
 def to_train(db: sqlite3.Connection, line: str | None = None) -> list[int]:
     """The practised answers that the next step is to take; with `line`, its next step."""
     query = f"SELECT t.number FROM turns t WHERE t.state = ?2 AND t.kind = ?3 AND {OF_LINE} ORDER BY t.number LIMIT ?4"
-    return [row["number"] for row in db.execute(query, (line, State.JUDGED, TurnKind.SIDE, BATCH))]
+    return [row["number"] for row in db.execute(query, (line, State.JUDGED, TurnKind.SIDE, OWN_BATCH))]
 
 
 def states(db: sqlite3.Connection, turns: Sequence[int]) -> list[State]:
@@ -280,10 +281,10 @@ def is_practised(db: sqlite3.Connection, turns: Sequence[int]) -> bool:
 
 
 def answers(db: sqlite3.Connection, practice: int) -> list[tuple[str, str]]:
-    """The questions and answers that were practised so far, without anchors."""
+    """The questions and answers that were imitated so far, without anchors."""
     rows = db.execute(
         "SELECT t.number, t.request, t.answer FROM practised p JOIN turns t ON t.number = p.turn "
-        "WHERE p.practice = ? AND NOT p.anchor ORDER BY p.turn",
+        "JOIN verdicts v ON v.turn = p.turn WHERE p.practice = ? AND NOT p.anchor AND v.score IS NULL ORDER BY p.turn",
         (practice,),
     ).fetchall()
     found = []

@@ -259,3 +259,5 @@ class PracticedAnswer:
     """The mean log-prob of a token when the base model gave the answer, with notes and examples."""
     is_anchor: bool = False
     """Whether the note is not for this prompt: the policy is to answer as the base model does."""
+    score: float | None = None
+    """Whether the policy's own answer keeps to the note and makes sense (1) or not (-1); None if it is imitated."""

@@ -203,7 +203,7 @@ class UpstreamSampler(TextSampler):
 
     async def _answer(self, stream: PieceStream, call: ChatCall, index: int) -> None:
         """Feed one answer to its stream."""
-        reader = AnswerReader(is_chat="prompt" not in call.body)
+        reader = AnswerReader(is_chat="messages" in call.body)
         try:
             async with contextlib.aclosing(self._events(call, index)) as events:
                 async for event in events:
@@ -250,7 +250,7 @@ class UpstreamSampler(TextSampler):
         clock = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(seconds) as patience:
-                async with server.api.stream("POST", TEXT if "prompt" in body else CHAT, body) as answer:
+                async with server.api.stream("POST", CHAT if "messages" in body else TEXT, body) as answer:
                     server.trouble = ""
                     async for event in answer_events(answer):
                         patience.reschedule(clock() + seconds)
