@@ -572,7 +572,7 @@ class TestCommandLine:
         ("config", "reason"),
         [
             ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-            ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "quantised"),
+            ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "hqq"}}, "quantised"),
         ],
     )
     def test_a_model_that_cannot_be_run(

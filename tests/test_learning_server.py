@@ -278,6 +278,23 @@ def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_p
 
 
 @pytest.mark.more
+def test_an_adapter_on_weights_of_4_bits_is_learned_served_and_gone_on_from(tiny_model: Path, tmp_path: Path) -> None:
+    with learning(tiny_model, tmp_path, "--quantize", "4bit") as program:
+        teach(program, 4)
+        until(lambda: version(program) == 2, program)
+        assert version_of(ask(program)) == 2
+        program.process.kill()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    gaps = [line["logprob_gap"] for line in lines if "logprob_gap" in line]
+    assert gaps
+    assert max(gaps) < 1e-4
+    with learning(tiny_model, tmp_path, "--quantize", "4bit") as program:
+        assert version_of(ask(program)) == 2
+        teach(program, 2)
+        until(lambda: version(program) == 3, program)
+
+
+@pytest.mark.more
 def test_likeliest_tokens_are_distilled_under_hints_and_recorded(tiny_model: Path, tmp_path: Path) -> None:
     with learning(tiny_model, tmp_path, "--method", "topk-select", "--topk-k", "3", "--record") as program:
         for _ in range(2):

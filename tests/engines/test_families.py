@@ -34,7 +34,11 @@ def changed(model: Path, folder: Path, **changes: object) -> Path:
         ),
         ({"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1"}, "a state outside attention"),
         ({"architectures": None}, "holds a model without a named family"),
-        ({"quantization_config": {"bits": 4}}, "quantised"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantised weights, by hqq, which is not read here",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "in a form of gptq that is not read here"),
     ],
 )
 def test_a_model_that_the_local_engine_cannot_run_is_found_for_others(
@@ -55,7 +59,8 @@ def test_dry_run_says_what_a_family_can_do_and_refuses_what_it_cannot(
     assert main(flags) == 0
     shown = capsys.readouterr().out
     assert "Gemma2ForCausalLM is computed by the code of Transformers" in shown
-    assert "Prefix cache: yes." in shown
+    assert "It has prefix cache, packed training" in shown
+    assert "not CUDA graphs" in shown
     for option in (["--lora-rank", "0"], ["--learner-ranks", "2", "--shard-weights"]):
         assert main([*flags, *option]) == 2
         assert "needs a model of our own decoder" in capsys.readouterr().err

@@ -20,9 +20,10 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from openclaw_rl.engines.local.model import kernels, ops, thin_products  # noqa: E402
-from openclaw_rl.engines.local.model.decoder import Linear  # noqa: E402
+from openclaw_rl.engines.local.model import kernels, ops, quantised_kernels, thin_products  # noqa: E402
+from openclaw_rl.engines.local.model.codes import NF4, encode  # noqa: E402
 from openclaw_rl.engines.local.model.kernels import place_heads  # noqa: E402
+from openclaw_rl.engines.local.model.linear import Linear  # noqa: E402
 from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
 from openclaw_rl.engines.local.sampling.paged_attention import PromptRun, paged_prompts, tiles  # noqa: E402
 
@@ -40,6 +41,8 @@ ROUNDING = {
     torch.bfloat16: {"rtol": 8e-3, "atol": 1e-3},
     torch.float16: {"rtol": 1e-3, "atol": 1e-4},
 }
+#: The same for sums of hundreds of products.
+WIDE_ROUNDING = {dtype: {name: 10 * limit for name, limit in limits.items()} for dtype, limits in ROUNDING.items()}
 
 
 @pytest.fixture
@@ -306,3 +309,22 @@ def test_thin_products(
     found = thin_products.norm_gated_product(x, (gain, EPS), linear, adapters)
     assert_close(found, ops.silu_mul(base), **tolerance)
     assert_close(thin_products.product_plus(x, linear, residual, adapters), straight + residual, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 40, 64), (5, 33, 192), (17, 64, 576)])
+def test_products_with_quantised_weights(
+    rows: int, outputs: int, inputs: int, bits: int, dtype: torch.dtype, device: str
+) -> None:
+    codes, scales = encode(random(outputs, inputs, device=device), bits)
+    if bits == 4:
+        numbers = torch.tensor(NF4, device=device)[torch.stack((codes >> 4, codes & 15), -1).int()]
+        weight = (numbers.view(outputs, -1, 64) * scales[..., None]).view(outputs, inputs).to(dtype)
+    else:
+        weight = (codes.float() * scales).to(dtype)
+    assert_close(quantised_kernels.decode(codes, scales, dtype), weight, rtol=0, atol=0)
+    x = random(rows, inputs, device=device, dtype=dtype, seed=1)
+    bias = random(outputs, device=device, dtype=dtype, seed=2)
+    expected = F.linear(x.float(), weight.float(), bias.float()).to(dtype)
+    assert_close(quantised_kernels.product(x, codes, scales, bias), expected, **WIDE_ROUNDING[dtype])

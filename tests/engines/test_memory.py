@@ -6,11 +6,25 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from openclaw_rl.engines.local.family_size import size_of_model
 from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.model.transformers_decoder import load_language_model
+from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
+from openclaw_rl.engines.local.sampling.runner import bytes_per_page
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.memory import ModelSize, Trained, known_models, learner_memory, read_size, sampler_memory
+from openclaw_rl.engines.memory import (
+    BITS,
+    FLOAT,
+    ModelSize,
+    Trained,
+    known_models,
+    learner_memory,
+    read_size,
+    sampler_memory,
+)
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.models import read_json_object
+from support.decoders import TRANSFORMERS_FAMILIES, core_and_more, save_random
 from support.tiny_models import save_tiny_model
 
 GIB = 1 << 30
@@ -44,6 +58,39 @@ def test_the_parameters_are_those_of_the_model(tmp_path: Path, tied: bool) -> No
     adapter = LoraWeights.create(decoder.shape, 4, 8.0)
     expected = sum(weight.numel() for weight in adapter.parameters())
     assert size.adapter_parameters(4, LINEAR_MODULES) == expected
+
+
+@pytest.mark.parametrize("family", core_and_more(["tiny", *TRANSFORMERS_FAMILIES], ("tiny", "gpt-oss")))
+def test_the_memory_of_every_family_is_that_of_the_loaded_model(family: str, tmp_path: Path) -> None:
+    import torch
+
+    known = family != "tiny"
+    folder = save_random(TRANSFORMERS_FAMILIES[family], tmp_path) if known else save_tiny_model(tmp_path)
+    size = size_of_model(read_json_object(folder / "config.json"))
+    assert size is not None
+    for quantize, bits in BITS.items():
+        model = load_language_model(folder, torch.float32, torch.device("cpu"), quantize=quantize)
+        assert size.weight_bytes(FLOAT, bits) == pytest.approx(model.weight_bytes, rel=0.001)
+    adapter = LoraWeights.create(model.shape, 4, 8.0)
+    assert size.adapter_parameters(4, LINEAR_MODULES) == sum(weight.numel() for weight in adapter.parameters())
+    if family != "gpt-neox":  # where the number of heads for keys in the test's configuration means nothing
+        assert size.cache_bytes(PAGE_SIZE, FLOAT) == bytes_per_page(model.shape, torch.float32)
+
+
+def test_weights_of_4_bits_take_the_memory_of_codes_and_scales() -> None:
+    width_of_code = 0.5 + 4 / 64
+    inside = qwen().parameters - qwen().others
+    assert qwen().weight_bytes(2, BITS["4bit"]) == inside * width_of_code + 2 * qwen().others
+    stored = size_of_model(
+        {
+            **QWEN3_4B,
+            "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        }
+    )
+    assert stored is not None
+    assert stored.weight_bytes(2) == qwen().weight_bytes(2, BITS["4bit"])
+    lora = Trained(rank=32, modules=LINEAR_MODULES, width=2, policies=4, bits=BITS["4bit"])
+    assert sampler_memory(qwen(), lora, gpus=1, context=0).weights / GIB == pytest.approx(2.63, abs=0.01)
 
 
 def test_qwen3_4b_is_as_large_as_published() -> None:

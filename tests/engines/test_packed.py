@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from openclaw_rl.engines.local.model import packed as module
-from openclaw_rl.engines.local.model.decoder import Decoder, Linear, load_decoder
+from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.model.linear import Linear
 from openclaw_rl.engines.local.model.packed import BLOCKS, HALF, PackedDecoder, Way, has_half_products, packed
 from support.decoders import causal
 

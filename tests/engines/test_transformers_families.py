@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, OPTConfig
 
 from openclaw_rl.engines.local.families import describe_family, runnable
 from openclaw_rl.engines.local.merge import merge_adapter
-from openclaw_rl.engines.local.model import transformers_decoder
+from openclaw_rl.engines.local.model import transformers_decoder, transformers_sizes
 from openclaw_rl.engines.local.model.attention import PLAIN
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.shared_weights import share, take_up
@@ -208,15 +208,15 @@ def test_the_context_ends_where_texts_of_a_batch_would_change_each_other(
     config = AutoConfig.from_pretrained(gemma)
     for name, value in changes.items():
         setattr(config, name, value)
-    calls = [transformers_decoder.AttentionProbe("", 4, 2, 16, 24)] * 3
-    assert transformers_decoder.max_context(config, calls) == longest
-    assert transformers_decoder.max_context(config, [call._replace(window=None) for call in calls]) == min(
+    calls = [transformers_sizes.AttentionProbe("", 4, 2, 16, 24)] * 3
+    assert transformers_sizes.max_context(config, calls) == longest
+    assert transformers_sizes.max_context(config, [call._replace(window=None) for call in calls]) == min(
         longest, 24 if "layer_types" not in changes else longest
     )
 
 
 def test_what_a_family_can_do_is_said(gemma: Path, tiny_model: Path) -> None:
-    assert describe_family(tiny_model) == ""
+    assert "LlamaForCausalLM is computed by our own decoder. It has prefix cache" in describe_family(tiny_model)
     assert "Gemma2ForCausalLM is computed by the code of Transformers" in describe_family(gemma)
 
 

@@ -20,12 +20,15 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.app.http_server import bind
 from openclaw_rl.app.hub import OnHub, ask_hub, is_downloaded
 from openclaw_rl.app.larger_model import in_words, larger_model
+from openclaw_rl.app.split import size_of
 from openclaw_rl.client import GIVE_KEY, Client, ServerError, ready_state
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts
 from openclaw_rl.connect.files import addition, is_connected
 from openclaw_rl.engines.factory import ModelFiles
 from openclaw_rl.engines.host import usable_memory
+from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.memory import BITS
 from openclaw_rl.engines.upstream.options import UpstreamOptions
 from openclaw_rl.engines.upstream.sampler import MAX_NAMED, Upstream
 from openclaw_rl.errors import UserError
@@ -142,9 +145,14 @@ def memory(config: Config) -> Finding:
 
 
 def weights_gib(config: Config) -> float:
-    """The size of the weights on this machine; 0 if they are not here yet."""
+    """The size of the weights in memory, or of their files; 0 if they are not here yet."""
     folder = find_model(config.policy_name, config.run.cache)
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / GIB if folder else 0.0
+    if folder is None:
+        return 0.0
+    local = config.section(LocalOptions)
+    if local.quantize != "none" and (size := size_of(config, config.policy_name)):
+        return size.weight_bytes(2 if local.dtype == "bfloat16" else 4, BITS[local.quantize]) / GIB
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / GIB
 
 
 def disk(config: Config) -> Finding:

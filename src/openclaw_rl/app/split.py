@@ -9,8 +9,9 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError, flag
 from openclaw_rl.engines.factory import EngineSettings
 from openclaw_rl.engines.gpus import GIB, Visible, read_choice, visible_gpus
+from openclaw_rl.engines.local.family_size import size_of_model
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.memory import EngineProcess, Memory, ModelSize, known_models, read_size
+from openclaw_rl.engines.memory import EngineProcess, Memory, ModelSize, known_models
 from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model, read_json_object
 
 
@@ -124,6 +125,6 @@ def size_of(config: Config, name: str) -> ModelSize | None:
     try:
         folder = Path(name).expanduser()
         found = folder if (folder / "config.json").is_file() else find_model(name, config.run.cache)
-        return read_size(read_json_object(found / "config.json") if found else known_models().get(name, {}))
+        return size_of_model(read_json_object(found / "config.json") if found else known_models().get(name, {}))
     except (BadModelFolder, ModelNotFound):
         return None

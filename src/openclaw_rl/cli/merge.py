@@ -103,10 +103,13 @@ def write_folder(options: argparse.Namespace, config: Config) -> int:
 
 
 def base_model(config: Config) -> Path:
-    from openclaw_rl.engines.local.families import runnable
-    from openclaw_rl.models import fetch_model
+    from openclaw_rl.engines.local.families import quantisation_of, runnable
+    from openclaw_rl.models import fetch_model, read_json_object
 
-    return runnable(fetch_model(config.model.model_name, config.run.cache))
+    folder = runnable(fetch_model(config.model.model_name, config.run.cache))
+    if quantisation_of(read_json_object(folder / "config.json")):
+        raise UserError(f"{folder} holds quantised weights: give the original model with --model-name.")
+    return folder
 
 
 def write_gguf(options: argparse.Namespace, config: Config) -> int:

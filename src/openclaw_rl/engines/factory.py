@@ -19,7 +19,7 @@ from openclaw_rl.engines.base import (
 )
 from openclaw_rl.engines.gpus import NO_CHOICE, Split
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.memory import EngineProcess, ModelSize, Trained
+from openclaw_rl.engines.memory import BITS, EngineProcess, ModelSize, Trained
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, Entry, names_code
 from openclaw_rl.models import fetch_model, fetch_tokenizer
@@ -99,9 +99,11 @@ class EngineSettings:
 
     def trained(self, policies: int) -> Trained:
         """What is trained, and that a sampler holds so many policy versions: for the memory that this takes."""
-        width = 4 if self.section(LocalOptions).dtype == "float32" else 2
+        local = self.section(LocalOptions)
+        width = 4 if local.dtype == "float32" else 2
         lines = policies if self.engine.policy_per_user else 1
-        return Trained(self.model.lora_rank, self.model.adapted_modules, width, policies, lines)
+        bits = BITS[local.quantize]
+        return Trained(self.model.lora_rank, self.model.adapted_modules, width, policies, lines, bits)
 
 
 class Resources:

@@ -3,61 +3,72 @@
 Activations are not counted: they depend on the texts, and engines make them fit.
 """
 
+import math
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.engines.options import LINEAR_MODULES
+
 #: Bytes of a float32 number: of trained weights, their gradients, and each of AdamW's two moments.
 FLOAT = 4
 
 
+#: Weights of an output that share a scale, if they are stored in 4 bits.
+GROUP = 64
+#: The bits of a weight, by --quantize.
+BITS = {"none": 0, "8bit": 8, "4bit": 4}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The sizes of a decoder of the Llama family."""
+    """The sizes of a model."""
 
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-    is_tied: bool
+    matrices: Mapping[tuple[int, ...], int]
+    """How many weights of each size [..., inputs] its layers have, of those that --quantize stores in fewer bits."""
+    others: int
+    """All other weights: the norms, the embedding and the head. Biases are too few to count."""
+    adaptable: Mapping[str, int]
+    """Inputs and outputs of the linear modules that an adapter can change, added up over all layers, by name."""
+    cached: int
+    """Numbers that a token has in the cache of keys and values."""
     max_context: int
-
-    @property
-    def modules(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of the linear modules of a layer."""
-        query = self.heads * self.head_size
-        key = self.kv_heads * self.head_size
-        return {
-            "q_proj": (self.hidden, query),
-            "k_proj": (self.hidden, key),
-            "v_proj": (self.hidden, key),
-            "o_proj": (query, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
-        }
+    bits: int = 0
+    """In which the matrices are stored in its folder; 0: as numbers."""
 
     @property
     def parameters(self) -> int:
-        """Weights of the linear modules, the norms, the embedding and the head. Biases are too few to count."""
-        linear = sum(inputs * outputs for inputs, outputs in self.modules.values())
-        norms = 2 * self.hidden
-        embeddings = self.vocabulary * self.hidden * (1 if self.is_tied else 2)
-        return self.layers * (linear + norms) + self.hidden + embeddings
+        return self.others + sum(count * math.prod(shape) for shape, count in self.matrices.items())
+
+    def weight_bytes(self, width: int, bits: int = 0) -> int:
+        """With numbers of `width` bytes, and those of the layers in so many bits, or as in its folder."""
+        shapes = self.matrices.items()
+        return self.others * width + sum(
+            count * stored_bytes(shape, width, bits or self.bits) for shape, count in shapes
+        )
 
     def adapter_parameters(self, rank: int, modules: Sequence[str]) -> int:
-        """Weights of a LoRA adapter."""
-        return self.layers * rank * sum(sum(self.modules[name]) for name in modules)
+        """Weights of a LoRA adapter; it is on all modules if all names of the option are given."""
+        everywhere = set(modules) == set(LINEAR_MODULES)
+        return rank * sum(size for name, size in self.adaptable.items() if everywhere or name in modules)
 
     def cache_bytes(self, tokens: int, width: int) -> int:
         """Keys and values of so many tokens, with numbers of `width` bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_size * width * tokens
+        return self.cached * width * tokens
+
+
+def stored_bytes(shape: Sequence[int], width: int, bits: int) -> int:
+    """Memory of a weight: numbers of `width` bytes, or codes with scales in float32."""
+    weights = math.prod(shape)
+    if bits == BITS["8bit"]:
+        return weights + weights // shape[-1] * FLOAT
+    if bits == BITS["4bit"] and shape[-1] % GROUP == 0:
+        return weights // 2 + weights // GROUP * FLOAT
+    return weights * width
 
 
 @cache
@@ -67,21 +78,25 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 
 def read_size(config: Mapping[str, Any]) -> ModelSize | None:
-    """The sizes in a config.json; None if it is not of a dense decoder, or lacks some."""
+    """The sizes in a config.json of the Llama family; None if it is not of a dense decoder, or lacks some."""
     try:
         heads = int(config["num_attention_heads"])
         hidden = int(config["hidden_size"])
-        if any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        layers = int(config["num_hidden_layers"])
+        inner = int(config["intermediate_size"])
+        head_size = int(config.get("head_dim") or hidden // heads)
+        query = heads * head_size
+        key = int(config.get("num_key_value_heads") or heads) * head_size
+        if any(name in config for name in ("num_experts", "num_local_experts", "n_routed_experts")):
             return None
+        embeddings = int(config["vocab_size"]) * hidden * (1 if config.get("tie_word_embeddings") else 2)
+        sides = [(hidden, query), (hidden, key), (hidden, key), (query, hidden), (hidden, inner), (hidden, inner)]
+        modules = dict(zip(LINEAR_MODULES, [*sides, (inner, hidden)], strict=True))
         return ModelSize(
-            hidden=hidden,
-            intermediate=int(config["intermediate_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_size=int(config.get("head_dim") or hidden // heads),
-            vocabulary=int(config["vocab_size"]),
-            is_tied=bool(config.get("tie_word_embeddings")),
+            matrices=Counter((outputs, inputs) for inputs, outputs in modules.values() for _ in range(layers)),
+            others=embeddings + layers * 2 * hidden + hidden,
+            adaptable={name: layers * sum(pair) for name, pair in modules.items()},
+            cached=2 * layers * key,
             max_context=int(config["max_position_embeddings"]),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
@@ -121,6 +136,8 @@ class Trained:
     """Policy versions that a sampler holds in addition to the base model."""
     lines: int = 1
     """Lines of policies that a learner holds."""
+    bits: int = 0
+    """Of a base weight of a layer; 0: it is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +158,7 @@ def learner_memory(size: ModelSize, trained: Trained, *, ranks: int, sharded: bo
     each rank has a whole one. A step that may be undone keeps a copy of the adapter and its moments.
     """
     shards = ranks if sharded else 1
-    base = size.parameters * trained.width / shards if has_weights else 0
+    base = size.weight_bytes(trained.width, trained.bits) / shards if has_weights else 0
     if trained.rank:
         count = size.adapter_parameters(trained.rank, trained.modules)
         # A line that waits has its adapter and its moments, and no copy of them.
@@ -155,7 +172,7 @@ def learner_memory(size: ModelSize, trained: Trained, *, ranks: int, sharded: bo
 
 def sampler_memory(size: ModelSize, trained: Trained, *, gpus: int, context: int) -> Memory:
     """Of each GPU of a sampler that splits its model over some."""
-    weights = size.parameters * trained.width
+    weights = size.weight_bytes(trained.width, trained.bits)
     adapters = 0
     if trained.rank:
         adapters = trained.policies * size.adapter_parameters(trained.rank, trained.modules) * trained.width

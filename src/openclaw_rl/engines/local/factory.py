@@ -8,7 +8,7 @@ from openclaw_rl.engines.base import Learner, LearnerCapabilities, Sampler, Samp
 from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, ModelFiles, Resources, SamplerFactory
 from openclaw_rl.engines.gpus import environment_of
 from openclaw_rl.engines.launching import check_launcher, launcher_for
-from openclaw_rl.engines.local.families import describe_family, has_own_decoder, runnable
+from openclaw_rl.engines.local.families import describe_family, has_own_decoder, quantisation_of, runnable
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import SPINS as LEARNER_SPINS
 from openclaw_rl.engines.local.process.learner import LocalLearner
@@ -62,6 +62,7 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
             lora_rank=settings.model.lora_rank,
             cuda_device="" if local.on_ray else cuda_names(settings.split.local_sampler),
             pack_weights=local.pack_weights,
+            quantize=local.quantize,
             measurements=settings.cache,
         )
         return LocalSampler(options, engine.max_queue, launcher_for(settings, resources, "sampler", SAMPLER_SPINS))
@@ -91,7 +92,8 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
 
         if find_device(local.device).type != "cpu":
             return "bfloat16 on a GPU"
-        if self.notes(settings):
+        folder = find_model(settings.model.model_name, settings.cache)
+        if folder and not has_own_decoder(read_json_object(folder / "config.json")):
             return "float32"
         choice = choose_on_cpu(settings.cache, keep=False)
         return f"{choice.dtype}: {choice.reason}"
@@ -109,6 +111,11 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
             raise ConfigError(
                 f"--train-gpus: these are {gpus} GPUs, and --learner-ranks {local.learner_ranks} does not use these: "
                 "leave out one of the two options."
+            )
+        if local.quantize != "none" and settings.engine.sampler not in ("auto", "local"):
+            raise ConfigError(
+                f"--quantize needs --sampler local, which shares its weights with the learner; "
+                f"{settings.engine.sampler} would sample from others than those that are trained."
             )
         if local.shard_weights and ranks == 1:
             raise ConfigError("--shard-weights needs several --learner-ranks or --train-gpus to shard over.")
@@ -140,6 +147,7 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
             offload=local.offload_optimizer_state,
             base_model=model.model_name or EMBEDDED,
             cpu_dtype=sampler.cpu_dtype if isinstance(sampler, LocalSampler) else "float32",
+            quantize=local.quantize,
             custom_loss=settings.custom_loss,
             cuda_device="" if local.names_gpus or local.on_ray else cuda_names(gpus),
             ranks=RankOptions(devices, local.shard_weights) if len(devices) > 1 else None,
@@ -204,14 +212,13 @@ def check_model(settings: EngineSettings) -> None:
 
 def usable(settings: EngineSettings, folder: Path) -> Path:
     """The folder, if its model can be run with these options. Raises UserError."""
-    if has_own_decoder(read_json_object(runnable(folder) / "config.json")):
-        return folder
-    if settings.model.full_weights:
-        raise ConfigError(f"--lora-rank 0 needs a model of our own decoder, and {folder} is computed by Transformers.")
-    if settings.section(LocalOptions).shard_weights:
-        raise ConfigError(
-            f"--shard-weights needs a model of our own decoder, and {folder} is computed by Transformers."
-        )
+    config = read_json_object(runnable(folder) / "config.json")
+    local = settings.section(LocalOptions)
+    option = "--lora-rank 0" if settings.model.full_weights else "--shard-weights" if local.shard_weights else ""
+    if option and not has_own_decoder(config):
+        raise ConfigError(f"{option} needs a model of our own decoder, and {folder} is computed by Transformers.")
+    if option and (local.quantize != "none" or quantisation_of(config)):
+        raise ConfigError(f"{option} needs weights that are not quantised: use the original model, without --quantize.")
     return folder
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from openclaw_rl.engines.memory import BITS
 from openclaw_rl.models import ModelNotFound, complete, read_json_object
 
 
@@ -51,11 +52,44 @@ def family_of(config: Mapping[str, object]) -> str:
 def runnable(folder: Path) -> Path:
     """The folder, if the local engine can run the model in it. Raises ModelNotFound with the reason if not."""
     config = read_json_object(complete(folder) / "config.json")
-    if config.get("quantization_config"):
-        raise ModelNotFound(f"{folder} holds quantised weights, which cannot be trained; use the original model.")
+    if reason := why_not_decoded(config):
+        raise ModelNotFound(f"{folder} holds quantised weights, {reason}; use the original model.")
     if not has_own_decoder(config) and (reason := why_not_by_transformers(config)):
         raise ModelNotFound(f"{folder} holds a {family_of(config)}, which the local engine cannot run: {reason}.")
     return folder
+
+
+def quantisation_of(config: Mapping[str, object]) -> Mapping[str, object]:
+    """What a config.json says about how the weights are quantised; empty if they are not."""
+    settings = config.get("quantization_config")
+    return settings if isinstance(settings, dict) else {}
+
+
+def why_not_decoded(config: Mapping[str, object]) -> str:
+    """Why quantised weights cannot be read; empty if they can."""
+    settings = quantisation_of(config)
+    by = settings.get("quant_method")
+    readable = {
+        "bitsandbytes": True,
+        "fp8": True,
+        "mxfp4": True,
+        "gptq": settings.get("bits") in (2, 4, 8),
+        "awq": settings.get("bits") == 4 and settings.get("version", "gemm") == "gemm",
+        "compressed-tensors": settings.get("format") == "float-quantized",
+    }
+    if not settings or readable.get(str(by)):
+        return ""
+    return f"in a form of {by} that is not read here" if by in readable else f"by {by}, which is not read here"
+
+
+def stored_bits(config: Mapping[str, object]) -> int:
+    """The bits of quantised weights that stay as they are stored; 0 if they are decoded when they are loaded."""
+    settings = quantisation_of(config)
+    if settings.get("quant_method") != "bitsandbytes":
+        return 0
+    if settings.get("load_in_4bit"):
+        return BITS["4bit"] if settings.get("bnb_4bit_quant_type") == "nf4" else 0
+    return BITS["8bit"] if settings.get("load_in_8bit") else 0
 
 
 def why_not_by_transformers(config: Mapping[str, object]) -> str:
@@ -80,15 +114,29 @@ def why_not_by_transformers(config: Mapping[str, object]) -> str:
 
 
 def describe_family(folder: Path) -> str:
-    """What computes the model, and what that allows; empty for our own decoder, which allows everything."""
+    """What computes the model, what that allows, and how its weights are read if they are quantised."""
     config = read_json_object(folder / "config.json")
-    if has_own_decoder(config):
+    return " ".join(filter(None, (describe_computation(config), describe_weights(config))))
+
+
+def describe_weights(config: Mapping[str, object]) -> str:
+    by = quantisation_of(config).get("quant_method")
+    if not by:
         return ""
+    if stored_bits(config):
+        return f"Its weights stay as {by} has stored them."
+    return f"Its weights, which {by} has quantised, are decoded to the precision of --dtype when they are loaded."
+
+
+def describe_computation(config: Mapping[str, object]) -> str:
+    everywhere = "prefix cache, packed training, shared beginnings, several adapters in a batch, --quantize"
+    here = "CUDA graphs, --lora-rank 0, --shard-weights"
+    if has_own_decoder(config):
+        return f"{family_of(config)} is computed by our own decoder. It has {everywhere}, {here}."
     import transformers
 
     return (
         f"{family_of(config)} is computed by the code of Transformers {transformers.__version__} with our attention. "
-        "Prefix cache: yes. Packed training and shared beginnings: yes. Several adapters in a batch: yes. "
-        "Adapters: on all linear modules, in a mixture of experts on those of attention. "
-        "CUDA graphs: no. --lora-rank 0: no. --shard-weights: no."
+        f"It has {everywhere}; not {here}. Adapters: on all linear modules, in a mixture of experts on those of "
+        "attention."
     )

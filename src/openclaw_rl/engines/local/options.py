@@ -20,6 +20,11 @@ class LocalOptions(Section):
         "Precision of the weights. auto is bfloat16 on CUDA; on a CPU it is bfloat16 where a short measurement at the "
         "first start shows that it is faster, else float32.",
     )
+    quantize: Literal["none", "4bit", "8bit"] = option(
+        "none",
+        "Bits of the base weights, for policy, judge and teacher; the adapter on top of them is trained as ever. "
+        "4bit takes about a quarter of the memory of bfloat16. Slower than bfloat16 on a CPU.",
+    )
     pack_weights: Literal["auto", "on", "half", "off"] = option(
         "auto",
         "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, which makes it faster: in float32 "

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import ops
-from openclaw_rl.engines.local.model.decoder import Linear
+from openclaw_rl.engines.local.model.linear import Linear
 from openclaw_rl.engines.local.model.packed import has_packed_products, pack
 from openclaw_rl.models import BadModelFolder, read_json_object
 

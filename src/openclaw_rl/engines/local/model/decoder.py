@@ -19,9 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from openclaw_rl.engines.local.families import quantisation_of
 from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.language_model import Adapt, Adaptable, Attend, LanguageModel, Projection, Sizes
+from openclaw_rl.engines.local.model.linear import Linear, QuantisedLinear, quantised
 from openclaw_rl.engines.local.model.model_config import ModelConfig, UnsupportedModel, read_model_config
+from openclaw_rl.engines.local.model.quantised_files import decoded, plain_name, stored_bits
+from openclaw_rl.models import read_json_object
 
 #: The modules of each fused projection, in order, by their names in a PEFT folder.
 MODULES: dict[Projection, tuple[str, ...]] = {
@@ -87,17 +91,6 @@ class Shape(Sizes):
 
 
 @dataclass(slots=True)
-class Linear:
-    """A projection's weight [out, in] and optional bias."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
-
-
-@dataclass(slots=True)
 class Layer:
     """One block's weights, with queries, keys and values (and gate and up) fused into one projection."""
 
@@ -109,6 +102,12 @@ class Layer:
     down: Linear
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+
+    @property
+    def quantised(self) -> list[QuantisedLinear]:
+        """The projections whose weights are stored in 4 or 8 bits."""
+        linears = (self.qkv, self.o, self.gate_up, self.down)
+        return [linear for linear in linears if isinstance(linear, QuantisedLinear)]
 
 
 @dataclass(slots=True)
@@ -135,7 +134,8 @@ class Decoder(LanguageModel):
 
     @property
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in take_apart(self).values())
+        scales = [linear.scales for layer in self.layers for linear in layer.quantised]
+        return sum(tensor.nbytes for tensor in (*take_apart(self).values(), *scales))
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [tokens, head_dim / 2] for the tokens' positions, in float32."""
@@ -184,16 +184,21 @@ def project(i: int, name: Projection, linear: Linear, x: Tensor, adapt: Adapt | 
 
 
 def load_decoder(
-    folder: Path, dtype: torch.dtype, device: torch.device, keep: Callable[[Layer], Any] = lambda layer: layer
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    keep: Callable[[Layer], Any] = lambda layer: layer,
+    bits: int = 0,
 ) -> Decoder:
     """Read a Transformers model folder (config.json and safetensors) onto a device. Raises UnsupportedModel.
 
-    `keep` is called with each layer as soon as it is read, and returns what is kept of it.
+    `keep` is called with each layer as soon as it is read, and returns what is kept of it. With `bits`, the weights of
+    the layers are stored in so many.
     """
     config = read_model_config(folder)
     shape = Shape.from_config(config)
     rotary = config.rotary_frequencies(folder, device)
-    read = TensorFiles(folder, dtype, device)
+    read = TensorFiles(folder, dtype, device, bits)
     embed = read("model.embed_tokens.weight")
     head = None if config.tie_word_embeddings else read("lm_head.weight")
     if head is None:
@@ -260,9 +265,13 @@ def load_layer(read: "TensorFiles", prefix: str) -> Layer:
 class TensorFiles:
     """The tensors of a model folder by name, from all of its shards."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, bits: int = 0) -> None:
+        """With `bits`, projections are stored in so many; else in as many as in the folder, where that is possible."""
         self.dtype = dtype
         self.device = device
+        self.bits = bits
+        config = folder / "config.json"
+        self.quantisation = quantisation_of(read_json_object(config)) if config.is_file() else {}
         self.files: dict[str, Any] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
@@ -273,13 +282,30 @@ class TensorFiles:
         if not self.files:
             raise UnsupportedModel(f"{folder} holds no .safetensors files")
 
-    def __call__(self, name: str) -> Tensor:
+    def __call__(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = decoded(name, self, self.quantisation) if self.quantisation else self.raw(name)
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModel(f"{name} is stored as {tensor.dtype}, quantised in a way that cannot be decoded here")
+        return tensor.to(self.device, dtype or self.dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor as it is stored."""
         if name not in self.files:
             raise UnsupportedModel(f"the checkpoint has no tensor {name}")
         tensor: Tensor = self.files[name].get_tensor(name)
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UnsupportedModel(f"{name} is stored as {tensor.dtype}; quantised weights cannot be run")
-        return tensor.to(self.device, self.dtype)
+        return tensor
+
+    def bits_of(self, name: str) -> int:
+        """The bits in which a projection's weight is stored from now on; 0: as numbers."""
+        return self.bits or (stored_bits(name, self) if self.quantisation else 0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All weights as numbers, by their names in a folder that is not quantised."""
+        names = filter(None, map(plain_name, self.files))
+        return {name: self(name) for name in names}
 
     def shape(self, name: str) -> list[int] | None:
         """A tensor's size, without reading it; None if there is no such tensor."""
@@ -290,12 +316,15 @@ class TensorFiles:
 
     def linear(self, *names: str) -> Linear:
         """The named projections, stacked into one."""
-        weight = torch.cat([self(name + ".weight") for name in names])
+        bits = min(self.bits_of(name + ".weight") for name in names)
+        # Codes are found from all digits that there are.
+        dtype = torch.promote_types(self.dtype, torch.float32) if bits else self.dtype
+        weight = torch.cat([self(name + ".weight", dtype) for name in names])
         biases = [self.optional(name + ".bias") for name in names]
         present = [bias for bias in biases if bias is not None]
         if present and len(present) < len(biases):
             raise UnsupportedModel(f"some of {', '.join(names)} have a bias and some have none")
-        return Linear(weight, torch.cat(present) if present else None)
+        return quantised(weight, torch.cat(present) if present else None, bits, self.dtype)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openclaw_rl.engines.host import usable_memory
-from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer
 from openclaw_rl.engines.local.model.language_model import LanguageModel
+from openclaw_rl.engines.local.model.linear import Linear
 
 #: The rows for which oneDNN's blocks are laid out. Other numbers of rows work too.
 ROWS = 8
@@ -113,7 +114,7 @@ def packed(decoder: Decoder, choice: str) -> Decoder:
 
 def ways_for(decoder: Decoder, choice: str) -> list[Way]:
     """The ways that a choice allows and that are possible here."""
-    if decoder.embed.device.type != "cpu" or decoder.embed.dtype != torch.float32:
+    if decoder.embed.device.type != "cpu" or decoder.embed.dtype != torch.float32 or decoder.layers[0].quantised:
         return []
     ways = []
     if choice in ("on", "auto") and has_packed_products():

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import Linear
 from openclaw_rl.engines.local.model.kernels import chained, require_dense_last, wait_for_previous
+from openclaw_rl.engines.local.model.linear import Linear
 
 #: (gain, eps) of a root-mean-square norm.
 Norm = tuple[Tensor, float]

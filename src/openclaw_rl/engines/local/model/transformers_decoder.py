@@ -9,8 +9,7 @@ prefix or a packed batch would be computed wrongly.
 """
 
 import pickle
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,15 +23,22 @@ from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.engines.local.families import has_own_decoder
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
-from openclaw_rl.engines.local.model.decoder import load_decoder
-from openclaw_rl.engines.local.model.language_model import Adapt, Adaptable, Attend, LanguageModel, Sizes
+from openclaw_rl.engines.local.model.decoder import TensorFiles, load_decoder
+from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel
 from openclaw_rl.engines.local.model.model_config import MAX_REASON_CHARACTERS, UnsupportedModel
+from openclaw_rl.engines.local.model.quantised_modules import CODES, QuantisedWeight, make_room, quantise_modules
+from openclaw_rl.engines.local.model.transformers_sizes import (
+    AttentionProbe,
+    TransformersSizes,
+    layer_prefix,
+    sizes_of,
+)
+from openclaw_rl.engines.memory import BITS
 from openclaw_rl.models import read_json_object
 
+CPU = torch.device("cpu")
 #: The name of our attention in Transformers' table.
 ATTENTION = "openclaw_rl"
-#: Layers that attend, or that are computed as if they did. The others have a state outside attention.
-ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 #: Tokens of the pass that looks at the model, and of the text whose log-probs are compared.
 PROBE_TOKENS = 4
 COMPARED_TOKENS = 48
@@ -97,13 +103,6 @@ def attention(
     return attended.view(1, len(q), q.shape[1], -1), None
 
 
-@dataclass(frozen=True, slots=True)
-class TransformersSizes(Sizes):
-    """What the configuration says and one forward pass shows."""
-
-    adaptable: tuple[Adaptable, ...] = ()
-
-
 @dataclass(eq=False)
 class TransformersDecoder(LanguageModel):
     """Weights and configuration; the modules that compute with them are made in each process that needs them."""
@@ -134,6 +133,9 @@ class TransformersDecoder(LanguageModel):
     ) -> Tensor:
         """With `recomputed`, so many of the first layers are computed a second time in the backward pass."""
         base = base_of(self.model)
+        if self.has_quantised_experts:
+            # Autograd keeps what an expert's weight was decoded to, until the backward pass of the layer.
+            recomputed = self.shape.layers
         with running(Pass(attend, adapt, recomputed)):
             hidden: Tensor = base(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0]
         return hidden[0]
@@ -157,10 +159,15 @@ class TransformersDecoder(LanguageModel):
         return logits.float()
 
     @cached_property
+    def has_quantised_experts(self) -> bool:
+        return any(name.endswith(f".{CODES}") and self.tensors[index].dim() > 2 for name, index in self.names)
+
+    @cached_property
     def model(self) -> Any:
         """Transformers' modules, with our weights, attention and hooks."""
         with torch.device("meta"):
-            model = new_model(pickle.loads(self.config), self.activation_dtype)
+            model = new_model(pickle.loads(self.config), self.activation_dtype, one_by_one=self.has_quantised_experts)
+        make_room(model, (name for name, _ in self.names), self.activation_dtype)
         for name, index in self.names:
             put(model, name, self.tensors[index])
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -214,8 +221,10 @@ def maybe_twice(layer: int, compute: Any, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def load_transformers_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> TransformersDecoder:
-    """Read a model folder with Transformers. Raises UnsupportedModel."""
+def load_transformers_decoder(
+    folder: Path, dtype: torch.dtype, device: torch.device, bits: int = 0
+) -> TransformersDecoder:
+    """Read a model folder with Transformers, and store the layers' weights in so many bits. Raises UnsupportedModel."""
     import transformers
 
     # What it reports about a folder is in our own sentences.
@@ -223,17 +232,21 @@ def load_transformers_decoder(folder: Path, dtype: torch.dtype, device: torch.de
     logs.set_verbosity_error()
     logs.disable_progress_bar()
     register_attention()
+    files = TensorFiles(folder, dtype, CPU, bits)
     try:
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = read_model(
             folder,
+            files,
             dtype=dtype,
             attn_implementation=ATTENTION,
-            experts_implementation=experts_for(dtype),
+            experts_implementation=experts_for(dtype, one_by_one=bool(bits)),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             local_files_only=True,
             trust_remote_code=False,
         )
+    except UnsupportedModel:
+        raise
     except Exception as error:
         # Transformers raises errors of many types for folders that it cannot use; some go on for paragraphs.
         raise UnsupportedModel(f"Transformers cannot load it: {in_short(error)}") from error
@@ -242,7 +255,8 @@ def load_transformers_decoder(folder: Path, dtype: torch.dtype, device: torch.de
         raise UnsupportedModel(f"the checkpoint has no tensor {missing[0]}")
     if wrong := sorted(report["mismatched_keys"]):
         raise UnsupportedModel(f"the checkpoint's tensor {wrong[0][0]} has another size than config.json says")
-    model.requires_grad_(False).eval().to(device)
+    quantise_modules(model.requires_grad_(False).eval(), files.bits_of, dtype, device)
+    model.to(device)
     shape = look_at(model)
     tensors: list[Tensor] = []
     names: list[tuple[str, int]] = []
@@ -255,16 +269,29 @@ def load_transformers_decoder(folder: Path, dtype: torch.dtype, device: torch.de
     return TransformersDecoder(shape, pickle.dumps(model.config), names, tensors)
 
 
+def read_model(folder: Path, files: TensorFiles, **settings: Any) -> Any:
+    """A folder's model. Transformers reads the weights, unless they are quantised."""
+    import transformers
+
+    if not files.quantisation:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, **settings)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    del config.quantization_config
+    family = getattr(transformers, config.architectures[0])
+    return family.from_pretrained(None, config=config, state_dict=files.state_dict(), **settings)
+
+
 def load_language_model(
-    folder: Path, dtype: torch.dtype, device: torch.device, *, compare: bool = False
+    folder: Path, dtype: torch.dtype, device: torch.device, *, quantize: str = "none", compare: bool = False
 ) -> LanguageModel:
     """Read a model folder for our own decoder, or else for Transformers. Raises UnsupportedModel.
 
+    `quantize` is --quantize: the bits in which the layers' weights are stored.
     With `compare`, a model that Transformers computes is compared with its own attention, as a sampler does it anyway.
     """
     if has_own_decoder(read_json_object(folder / "config.json")):
-        return load_decoder(folder, dtype, device)
-    decoder = load_transformers_decoder(folder, dtype, device)
+        return load_decoder(folder, dtype, device, bits=BITS[quantize])
+    decoder = load_transformers_decoder(folder, dtype, device, BITS[quantize])
     if compare:
         tokens = min(COMPARED_TOKENS, decoder.shape.max_context)
         positions = torch.arange(tokens, device=device)
@@ -302,19 +329,20 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION, attention)
 
 
-def new_model(config: Any, dtype: torch.dtype) -> Any:
+def new_model(config: Any, dtype: torch.dtype, *, one_by_one: bool = False) -> Any:
     """Transformers' modules for a configuration, without weights."""
     import transformers
 
     register_attention()
     make: Any = transformers.AutoModelForCausalLM.from_config
-    model = make(config, attn_implementation=ATTENTION, experts_implementation=experts_for(dtype), dtype=dtype)
+    experts = experts_for(dtype, one_by_one=one_by_one)
+    model = make(config, attn_implementation=ATTENTION, experts_implementation=experts, dtype=dtype)
     return model.requires_grad_(False).eval()
 
 
-def experts_for(dtype: torch.dtype) -> str | None:
+def experts_for(dtype: torch.dtype, *, one_by_one: bool = False) -> str | None:
     """How experts are multiplied; None: as Transformers chooses. PyTorch has no grouped product in float64."""
-    return "eager" if dtype == torch.float64 else None
+    return "eager" if one_by_one or dtype == torch.float64 else None
 
 
 def base_of(model: Any) -> Any:
@@ -339,16 +367,6 @@ def put(model: Any, name: str, tensor: Tensor) -> None:
         owner._buffers[leaf] = tensor
 
 
-class AttentionProbe(NamedTuple):
-    """How a layer attends, as the first pass shows it."""
-
-    path: str
-    heads: int
-    kv_heads: int
-    dim: int
-    window: int | None
-
-
 @torch.inference_mode()
 def look_at(model: Any) -> TransformersSizes:
     """Run a few tokens, and note who attends and which linear modules are called. Raises UnsupportedModel."""
@@ -364,7 +382,7 @@ def look_at(model: Any) -> TransformersSizes:
     attending: list[str] = []
     hooks = []
     for module, path in paths.items():
-        if type(module) is nn.Linear:
+        if type(module) in (nn.Linear, QuantisedWeight):
             hooks.append(module.register_forward_hook(lambda _m, _a, _o, path=path: count(products, path)))
         elif hasattr(module, "layer_idx"):
             hooks.append(module.register_forward_pre_hook(lambda _m, _a, path=path: attending.append(path)))
@@ -381,93 +399,6 @@ def look_at(model: Any) -> TransformersSizes:
 
 def count(calls: dict[str, int], path: str) -> None:
     calls[path] = calls.get(path, 0) + 1
-
-
-def sizes_of(model: Any, calls: Mapping[int, list[AttentionProbe]], products: list[str]) -> TransformersSizes:
-    config = model.config.get_text_config()
-    layers = int(config.num_hidden_layers)
-    if sorted(calls) != list(range(layers)) or any(len(of_layer) > 1 for of_layer in calls.values()):
-        raise UnsupportedModel("some of its layers have a state outside attention, which cannot be served here yet")
-    by_layer = [calls[layer][0] for layer in range(layers)]
-    return TransformersSizes(
-        vocab=model.get_output_embeddings().weight.shape[0],
-        hidden=model.get_input_embeddings().weight.shape[1],
-        intermediate=intermediate_of(config),
-        layers=layers,
-        heads=max(call.heads for call in by_layer),
-        kv_heads=max(call.kv_heads for call in by_layer),
-        head_dim=max(call.dim for call in by_layer),
-        max_context=max_context(config, by_layer),
-        adaptable=adaptable_modules(model, by_layer, products),
-    )
-
-
-def intermediate_of(config: Any) -> int:
-    """The width of a layer's inner state, of all experts that a token uses."""
-    width = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None)
-    experts = getattr(config, "num_experts_per_tok", None) or 1
-    return int(width * experts) if isinstance(width, int) else 4 * int(config.hidden_size)
-
-
-def max_context(config: Any, calls: list[AttentionProbe]) -> int:
-    """The longest context in which what is computed does not depend on the length of the other texts in a batch."""
-    longest = int(config.max_position_embeddings)
-    kinds = getattr(config, "layer_types", None) or []
-    for kind, call in zip(kinds, calls, strict=False):
-        if kind not in ATTENDING:
-            raise UnsupportedModel(f"it has layers of type {kind}, whose state is outside attention")
-        if kind == "sliding_attention" and call.window is None:
-            longest = min(longest, int(config.sliding_window))
-        if kind == "chunked_attention":
-            longest = min(longest, int(config.attention_chunk_size))
-    if not kinds and all(call.window is None for call in calls) and getattr(config, "use_sliding_window", True):
-        longest = min(longest, getattr(config, "sliding_window", None) or longest)
-    return min(longest, *(unscaled_length(rope, longest) for rope in rotations(config)))
-
-
-def rotations(config: Any) -> list[Mapping[str, Any]]:
-    """The parameters of each kind of rotation."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    return [{}, *(nested or [parameters])]
-
-
-def unscaled_length(rope: Mapping[str, Any], longest: int) -> int:
-    """Up to this length the rotation is the same for every text."""
-    if rope.get("rope_type") not in ("dynamic", "longrope"):
-        return longest
-    return int(rope.get("original_max_position_embeddings") or longest)
-
-
-def adaptable_modules(model: Any, calls: list[AttentionProbe], products: list[str]) -> tuple[Adaptable, ...]:
-    """The linear modules of the layers; in a mixture of experts those of attention only."""
-    has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
-    modules: dict[tuple[str, int, int], dict[int, str]] = {}
-    for layer, call in enumerate(calls):
-        prefix = layer_prefix(call.path, layer)
-        if prefix is None:
-            raise UnsupportedModel(f"its layers cannot be told apart by their names: {call.path}")
-        inside = f"{call.path if has_experts else prefix}."
-        for path in products:
-            if path.startswith(inside):
-                linear = model.get_submodule(path)
-                key = (path.removeprefix(f"{prefix}."), linear.in_features, linear.out_features)
-                modules.setdefault(key, {})[layer] = path
-    if not modules:
-        raise UnsupportedModel("none of its layers has a linear module that an adapter could change")
-    names = [name for name, _, _ in modules]
-    return tuple(
-        Adaptable(key, key, inputs, outputs, slice(0, outputs), outputs, paths)
-        for (name, inputs, outputs), paths in modules.items()
-        # The same name with several sizes is several modules.
-        for key in [name if names.count(name) == 1 else f"{inputs}x{outputs}.{name}"]
-    )
-
-
-def layer_prefix(path: str, layer: int) -> str | None:
-    """The name of the layer that a module belongs to: up to the number of the layer."""
-    found = re.match(rf"(?:.*?\.)?{layer}(?=\.)", path)
-    return found.group() if found else None
 
 
 def in_short(error: Exception) -> str:

@@ -74,7 +74,8 @@ def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrain
     if shared is not None:
         return PolicyTrainer(shared, options)
     device, dtype = placement(options.device, options.dtype, options.cpu_dtype)
-    return PolicyTrainer(load_language_model(options.model, dtype, device, compare=True), options)
+    model = load_language_model(options.model, dtype, device, quantize=options.quantize, compare=True)
+    return PolicyTrainer(model, options)
 
 
 def answer(trainer: PolicyTrainer, call: TrainerCall) -> LearnerReport:

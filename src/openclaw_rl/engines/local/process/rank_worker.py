@@ -40,8 +40,9 @@ def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, sha
     """Load the model, or this rank's part of it; `shared` are the weights that a sampler shares with this device."""
     whole = take_up(shared) if shared else None
     if not ranks.place.shards:
-        model = whole or load_language_model(options.model, dtype, ranks.device, compare=True)
-        return PolicyTrainer(model, options, ranks)
+        if whole is None:
+            whole = load_language_model(options.model, dtype, ranks.device, quantize=options.quantize, compare=True)
+        return PolicyTrainer(whole, options, ranks)
     from openclaw_rl.engines.local.training.sharded import Sharding
 
     sharding = Sharding(ranks)

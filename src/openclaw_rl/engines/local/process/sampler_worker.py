@@ -361,7 +361,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
         try:
             choice = choose_dtype(options)
             device, dtype = placement(options.device, choice.dtype)
-            decoder, shared = share(load_language_model(options.model, dtype, device))
+            decoder, shared = share(load_language_model(options.model, dtype, device, quantize=options.quantize))
             worker = Worker(decoder, options)
         except Exception as error:
             log.debug("loading failed", exc_info=True)

@@ -63,6 +63,8 @@ class LearnerOptions:
     base_model: str
     """Name of the base model in the adapters' files."""
     cpu_dtype: str = "float32"
+    quantize: str = "none"
+    """none, 8bit or 4bit: how the base weights are stored."""
     custom_loss: str | None = None
     cuda_device: str = ""
     """The number of the only CUDA device that the process may use; empty: all."""
@@ -142,6 +144,8 @@ class WorkerOptions:
     """on, half, off or auto: whether products are computed with a packed copy of the weights, on a CPU."""
     measurements: Path | None = None
     """The folder where measurements of this machine are kept; None: nowhere."""
+    quantize: str = "none"
+    """none, 8bit or 4bit: how the base weights are stored."""
 
 
 @dataclass(frozen=True, slots=True)

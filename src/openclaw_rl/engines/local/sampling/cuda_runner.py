@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import kernels, thin_products
-from openclaw_rl.engines.local.model.decoder import Decoder, Linear, Shape, project
+from openclaw_rl.engines.local.model.decoder import Decoder, Shape, project
 from openclaw_rl.engines.local.model.kernels import place_heads
 from openclaw_rl.engines.local.model.language_model import Adapt, Projection
+from openclaw_rl.engines.local.model.linear import Linear
 from openclaw_rl.engines.local.model.thin_products import RowAdapters
 from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE
 from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens
@@ -85,7 +86,7 @@ def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapt: Adapt
 
 def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapted: "AdaptedRows | None" = None) -> Tensor:
     """Scores over the vocabulary after each token, in the dtype of the weights."""
-    if len(batch.ids) > thin_products.MAX_ROWS:
+    if len(batch.ids) > thin_products.MAX_ROWS or decoder.layers[0].quantised:
         adapt = None if adapted is None else adapted.masked(decoder.embed.dtype)
         return F.linear(hidden_states(decoder, pages, batch, adapt), decoder.head)
     shape = decoder.shape

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.model import ops
-from openclaw_rl.engines.local.model.decoder import Layer, Linear, Shape
+from openclaw_rl.engines.local.model.decoder import Layer, Shape
 from openclaw_rl.engines.local.model.language_model import Projection, Sizes
+from openclaw_rl.engines.local.model.linear import Linear
 from openclaw_rl.engines.local.training import gradients
 
 #: attend(queries, keys, values) with [tokens, heads, dim] each → [tokens, query heads * dim], with gradients
@@ -148,11 +148,11 @@ class _Project(torch.autograd.Function):
         (grad,) = grads
         adapter: LowRank | None = ctx.adapter
         if adapter is None:
-            return ctx.source.backward(ops.linear_backward(grad, ctx.linear.weight), kept)[1], None, None, None
+            return ctx.source.backward(ctx.linear.input_gradient(grad), kept)[1], None, None, None
         grad_inner = grad @ adapter.up.t()
         grad_up = inner.t() @ grad
         if ctx.needs_input_grad[0]:
-            grad_x = ops.linear_backward(grad, ctx.linear.weight)
+            grad_x = ctx.linear.input_gradient(grad)
             add_dropped(grad_x, grad_inner, adapter)
             x, grad_kept = ctx.source.backward(grad_x, kept)
         else:

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from openclaw_rl.engines.local.model import ops
-from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear, TensorFiles, load_layer
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, TensorFiles, load_layer
+from openclaw_rl.engines.local.model.linear import Linear
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy, map_tensors, open_model
 from openclaw_rl.engines.local.model.shared_weights import map_leaves

@@ -1,0 +1,72 @@
+"""The sizes of a model of any family that Transformers computes, from its config.json alone."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from openclaw_rl.engines.local.families import has_own_decoder, stored_bits
+from openclaw_rl.engines.memory import ModelSize, read_size
+
+log = logging.getLogger(__name__)
+
+_ATTENTION = re.compile(r".*\.\w*(attn|attention)\w*\..*")
+
+
+def size_of_model(config: Mapping[str, Any]) -> ModelSize | None:
+    """The sizes of the model of a config.json; None if nothing here knows its family."""
+    if not config.get("architectures") or has_own_decoder(config):
+        size = read_size(config)
+        return size and replace(size, bits=stored_bits(config))
+    import torch
+    import transformers
+
+    settings = {name: value for name, value in config.items() if name != "quantization_config"}
+    try:
+        with torch.device("meta"):
+            make: Any = transformers.AutoModelForCausalLM.from_config
+            model = make(transformers.AutoConfig.for_model(**settings))
+        return size_of_modules(model, stored_bits(config))
+    except Exception as error:  # noqa: BLE001 - Transformers raises errors of many types for what it does not know
+        log.debug("the sizes cannot be computed: %s", error)
+        return None
+
+
+def size_of_modules(model: Any, bits: int) -> ModelSize:
+    from openclaw_rl.engines.local.model.quantised_modules import layer_weights
+
+    weights = layer_weights(model)
+    has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
+    adaptable: Counter[str] = Counter()
+    for path, weight in weights.items():
+        module = path.removesuffix(".weight")
+        # In a mixture of experts, adapters are on attention.
+        if module != path and (not has_experts or _ATTENTION.fullmatch(path)) and "vision" not in path:
+            adaptable[module.rpartition(".")[2]] += sum(weight.shape)
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    config = model.config.get_text_config().to_dict()
+    return ModelSize(
+        matrices=Counter(tuple(weight.shape) for weight in weights.values()),
+        others=everything - sum(weight.numel() for weight in weights.values()),
+        adaptable=adaptable,
+        cached=2 * config["num_hidden_layers"] * keys_in_layer(config),
+        max_context=config["max_position_embeddings"],
+        bits=bits,
+    )
+
+
+def keys_in_layer(config: Mapping[str, Any]) -> int:
+    """Numbers of a token's keys in a layer; the widest layer decides for all."""
+    special = config.get("per_layer_config") or {}
+    return max(keys_of({**config, **layer}) for layer in ({}, *special.values()))
+
+
+def keys_of(config: Mapping[str, Any]) -> int:
+    heads: int = config["num_attention_heads"]
+    if latent := config.get("qk_nope_head_dim"):
+        # Keys and values of latent attention are cached as all heads see them.
+        return heads * int(max(latent + config["qk_rope_head_dim"], config["v_head_dim"]))
+    head_size: int = config.get("head_dim") or config["hidden_size"] // heads
+    return head_size * int(config.get("num_key_value_heads") or heads)

@@ -1,0 +1,116 @@
+"""The sizes of a model that Transformers computes, from its configuration and from one forward pass."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from openclaw_rl.engines.local.model.language_model import Adaptable, Sizes
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
+
+#: Layers that attend, or that are computed as if they did. The others have a state outside attention.
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersSizes(Sizes):
+    """What the configuration says and one forward pass shows."""
+
+    adaptable: tuple[Adaptable, ...] = ()
+
+
+class AttentionProbe(NamedTuple):
+    """How a layer attends, as the first pass shows it."""
+
+    path: str
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int | None
+
+
+def sizes_of(model: Any, calls: Mapping[int, list[AttentionProbe]], products: list[str]) -> TransformersSizes:
+    config = model.config.get_text_config()
+    layers = int(config.num_hidden_layers)
+    if sorted(calls) != list(range(layers)) or any(len(of_layer) > 1 for of_layer in calls.values()):
+        raise UnsupportedModel("some of its layers have a state outside attention, which cannot be served here yet")
+    by_layer = [calls[layer][0] for layer in range(layers)]
+    return TransformersSizes(
+        vocab=model.get_output_embeddings().weight.shape[0],
+        hidden=model.get_input_embeddings().weight.shape[1],
+        intermediate=intermediate_of(config),
+        layers=layers,
+        heads=max(call.heads for call in by_layer),
+        kv_heads=max(call.kv_heads for call in by_layer),
+        head_dim=max(call.dim for call in by_layer),
+        max_context=max_context(config, by_layer),
+        adaptable=adaptable_modules(model, by_layer, products),
+    )
+
+
+def intermediate_of(config: Any) -> int:
+    """The width of a layer's inner state, of all experts that a token uses."""
+    width = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None)
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    return int(width * experts) if isinstance(width, int) else 4 * int(config.hidden_size)
+
+
+def max_context(config: Any, calls: list[AttentionProbe]) -> int:
+    """The longest context in which what is computed does not depend on the length of the other texts in a batch."""
+    longest = int(config.max_position_embeddings)
+    kinds = getattr(config, "layer_types", None) or []
+    for kind, call in zip(kinds, calls, strict=False):
+        if kind not in ATTENDING:
+            raise UnsupportedModel(f"it has layers of type {kind}, whose state is outside attention")
+        if kind == "sliding_attention" and call.window is None:
+            longest = min(longest, int(config.sliding_window))
+        if kind == "chunked_attention":
+            longest = min(longest, int(config.attention_chunk_size))
+    if not kinds and all(call.window is None for call in calls) and getattr(config, "use_sliding_window", True):
+        longest = min(longest, getattr(config, "sliding_window", None) or longest)
+    return min(longest, *(unscaled_length(rope, longest) for rope in rotations(config)))
+
+
+def rotations(config: Any) -> list[Mapping[str, Any]]:
+    """The parameters of each kind of rotation."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return [{}, *(nested or [parameters])]
+
+
+def unscaled_length(rope: Mapping[str, Any], longest: int) -> int:
+    """Up to this length the rotation is the same for every text."""
+    if rope.get("rope_type") not in ("dynamic", "longrope"):
+        return longest
+    return int(rope.get("original_max_position_embeddings") or longest)
+
+
+def adaptable_modules(model: Any, calls: list[AttentionProbe], products: list[str]) -> tuple[Adaptable, ...]:
+    """The linear modules of the layers; in a mixture of experts those of attention only."""
+    has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
+    modules: dict[tuple[str, int, int], dict[int, str]] = {}
+    for layer, call in enumerate(calls):
+        prefix = layer_prefix(call.path, layer)
+        if prefix is None:
+            raise UnsupportedModel(f"its layers cannot be told apart by their names: {call.path}")
+        inside = f"{call.path if has_experts else prefix}."
+        for path in products:
+            if path.startswith(inside):
+                linear = model.get_submodule(path)
+                key = (path.removeprefix(f"{prefix}."), linear.in_features, linear.out_features)
+                modules.setdefault(key, {})[layer] = path
+    if not modules:
+        raise UnsupportedModel("none of its layers has a linear module that an adapter could change")
+    names = [name for name, _, _ in modules]
+    return tuple(
+        Adaptable(key, key, inputs, outputs, slice(0, outputs), outputs, paths)
+        for (name, inputs, outputs), paths in modules.items()
+        # The same name with several sizes is several modules.
+        for key in [name if names.count(name) == 1 else f"{inputs}x{outputs}.{name}"]
+    )
+
+
+def layer_prefix(path: str, layer: int) -> str | None:
+    """The name of the layer that a module belongs to: up to the number of the layer."""
+    found = re.match(rf"(?:.*?\.)?{layer}(?=\.)", path)
+    return found.group() if found else None
