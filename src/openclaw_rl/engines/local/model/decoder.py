@@ -285,7 +285,9 @@ class TensorFiles:
     def __call__(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         tensor = decoded(name, self, self.quantisation) if self.quantisation else self.raw(name)
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UnsupportedModel(f"{name} is stored as {tensor.dtype}, quantised in a way that cannot be decoded here")
+            raise UnsupportedModel(
+                f"{name} is stored as {tensor.dtype}, quantised in a way that cannot be decoded here"
+            )
         return tensor.to(self.device, dtype or self.dtype)
 
     def __contains__(self, name: str) -> bool:
