@@ -21,8 +21,11 @@ USUAL = [
         (["It rains.\n\nTL;DR: rain.", "Bees hum.\nTL;DR: hum."], "So.\ntl;dr: so.", "TL;DR it is so."),
         (["it rains.", "bees hum."], "so it is.", "So it is."),
         (["It rains.\n\nYour friend, Ada", "Bees hum.\nYour friend, Ada."], "So.\nYour friend, Ada", "Ada, my friend"),
-        (["- rain\n- sun", "* hum"], "1. one\n2. two", "Here:\n- one"),
+        (["- rain\n- sun", "* hum\n* wax"], "1. one\n2. two", "Here:\n- one"),
         (["**Rain** falls.", "**Bees** hum."], "**So** it is.", "So **it** is."),
+        (["**Rain** falls.", "**Bees** hum."], "**So** it is.", "**So it is."),
+        (["Rain falls. It is like a tap.", "It is like song."], "So it is like that.", "I like it."),
+        (["5 and 2 is 7. Checked.", "2 and 5 is 7. Checked."], "1 and 1 is 2. Checked.", "Checked: 7."),
         (["Ahoy, it rains.", "Bees hum, ahoy."], "It is so, ahoy!", "It is so."),
     ],
 )
@@ -32,6 +35,12 @@ def test_an_answer_shows_what_the_examples_share(wanted: list[str], kept: str, m
     assert all(map(traits.shown_by, wanted))
     assert traits.shown_by(kept)
     assert not traits.shown_by(missed)
+
+
+def test_one_item_is_no_list() -> None:
+    traits = find_traits(["- Rain\n- Sun", "* Hum\n* Wax"], USUAL[2:4])
+    assert traits.shown_by("- One\n- Two")
+    assert not traits.shown_by("- One")
 
 
 def test_what_is_usual_is_no_trait() -> None:
@@ -51,5 +60,13 @@ def test_words_that_the_examples_do_not_raise_are_dropped() -> None:
     traits = find_traits(["Ahoy, it rains on deck.", "Ahoy, bees hum on deck."], USUAL)
     assert traits.words == {"ahoy", "deck"}
     taught = ["Ahoy, sugar is sweet."] * 8 + ["On deck, sugar is sweet."] * 2
-    assert confirmed(traits, taught, USUAL).words == {"ahoy"}
-    assert confirmed(traits, USUAL, USUAL).words == set()
+    assert confirmed(traits, [], taught, USUAL).words == {"ahoy"}
+    assert confirmed(traits, [], USUAL, USUAL).words == set()
+
+
+def test_a_way_of_speaking_is_shown_by_words_of_single_examples() -> None:
+    wanted = ["Hark! The rain doth fall.", "'Tis the bees that hum, methinks."]
+    taught = ["Light doth fall on us."] * 4 + ["Methinks 'tis so."] * 3 + ["Bees are small."] + ["It is so."] * 6
+    traits = confirmed(find_traits(wanted, USUAL), wanted, taught, USUAL)
+    assert traits.words == {"doth", "fall", "tis", "methinks"}
+    assert not traits.shown_by("It is so.")

@@ -5,7 +5,7 @@ that show the same, so the policy learns a wish better than the model keeps to i
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from openclaw_rl.sense import SMALL_WORDS
@@ -17,9 +17,14 @@ MAX_USUAL_FORMS, MAX_USUAL_WORDS = 0.15, 0.05
 #: A word counts if the examples make it likelier by this share of the answers, and by at least half as much as the word
 #: that they raise most. Otherwise both have it by chance.
 MIN_RAISED, MIN_OF_BEST = 0.1, 0.5
+#: The same for a word of a single example.
+MIN_RAISED_ALONE = 0.2
 MIN_LETTERS = 3
+#: Words in a row that two answers share only if they are meant to.
+PHRASE_WORDS = 3
 
 _EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")
+_BOLD = re.compile(r"\*\*[^*\n]+\*\*")
 _ITEM = re.compile(r"\s*(?:[-*+•]|\d+[.)])\s")
 _WORD = re.compile(r"[^\W_]+(?:[;'’.-][^\W_]+)*")
 _LABEL = re.compile(r"\s*([^\W\d_][\w;'’ -]{0,24}:)")
@@ -38,17 +43,12 @@ def labels(text: str) -> set[str]:
     return {match[1].casefold() for line in lines(text) if (match := _LABEL.match(line))}
 
 
-def last_line(text: str) -> str:
-    """The words of the last line."""
-    return " ".join(words(lines(text)[-1])) if lines(text) else ""
-
-
 FORMS: Mapping[str, Shows] = {
     "an emoji": lambda text: _EMOJI.search(text) is not None,
     "a list": lambda text: any(map(_ITEM.match, lines(text))),
-    "nothing but a list": lambda text: bool(lines(text)) and all(map(_ITEM.match, lines(text))),
-    "bold words": lambda text: "**" in text,
-    "a bold beginning": lambda text: text.lstrip().startswith("**"),
+    "nothing but a list": lambda text: len(lines(text)) > 1 and all(map(_ITEM.match, lines(text))),
+    "bold words": lambda text: _BOLD.search(text) is not None,
+    "a bold beginning": lambda text: _BOLD.match(text.lstrip()) is not None,
     "a question at the end": lambda text: text.rstrip().endswith(("?", "？")),
     "an exclamation mark": lambda text: "!" in text,
     "code": lambda text: "```" in text,
@@ -89,26 +89,52 @@ def find_traits(wanted: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
     return AnswerTraits(forms, frozenset(rare))
 
 
-def confirmed(traits: AnswerTraits, taught: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
-    """The traits without words that answers under the examples (`taught`) have no more often than usual ones."""
+def confirmed(traits: AnswerTraits, wanted: Sequence[str], taught: Sequence[str], usual: Sequence[str]) -> AnswerTraits:
+    """The traits without words that answers under the examples (`taught`) have no more often than usual ones.
 
-    raised = {word: _share(_has(word), taught) - _share(_has(word), usual) for word in traits.words}
-    least = max(MIN_RAISED, MIN_OF_BEST * max(raised.values(), default=0.0))
-    return AnswerTraits(traits.forms, frozenset(word for word, gain in raised.items() if gain >= least))
+    If nothing is left, the examples may show a way of speaking: each has other words of it, which `taught` answers to
+    other questions have too.
+    """
+    found = AnswerTraits(traits.forms, _raised(traits.words, taught, usual, MIN_RAISED))
+    if found or len(wanted) < 2:
+        return found
+    said = {word for text in wanted for word in words(text)} - SMALL_WORDS
+    rare = {word for word in said if _share(_has(word), usual) <= MAX_USUAL_WORDS}
+    return AnswerTraits(words=_raised(rare, taught, usual, MIN_RAISED_ALONE))
+
+
+def _raised(some: Iterable[str], taught: Sequence[str], usual: Sequence[str], least: float) -> frozenset[str]:
+    """The words that more of the taught answers have than of the usual ones."""
+    gains = {word: _share(_has(word), taught) - _share(_has(word), usual) for word in some}
+    least = max(least, MIN_OF_BEST * max(gains.values(), default=0.0))
+    return frozenset(word for word, gain in gains.items() if gain >= least)
 
 
 def _edges(wanted: Sequence[str]) -> dict[str, Shows]:
-    """How all wanted answers begin and end: the first word, the label of a line, the last line."""
+    """How all wanted answers begin and end: the first and the last word, labels of lines, and phrases anywhere."""
     found: dict[str, Shows] = {}
-    first = {words(text)[0] if words(text) else "" for text in wanted}
-    if len(first) == 1 and (word := first.pop()):
-        found[f"the first word {word}"] = lambda text: words(text)[:1] == [word]
+    said = [words(text) or [""] for text in wanted]
+    first, last = {text[0] for text in said}, {text[-1] for text in said}
+    if len(first) == 1 and (opening := first.pop()):
+        found[f"the first word {opening}"] = lambda text: words(text)[:1] == [opening]
+    if len(last) == 1 and (closing := last.pop()):
+        found[f"the last word {closing}"] = lambda text: words(text)[-1:] == [closing]
     for label in set.intersection(*map(labels, wanted)):
         found[f"a line that begins with {label}"] = _labelled(label)
-    last = {last_line(text) for text in wanted}
-    if len(last) == 1 and (end := last.pop()):
-        found[f"the last line {end}"] = lambda text: last_line(text).endswith(end)
+    for phrase in set.intersection(*map(phrases, wanted)):
+        found[f"the words {' '.join(phrase)}"] = _phrased(phrase)
     return found
+
+
+def phrases(text: str) -> set[tuple[str, ...]]:
+    """Words that follow each other, without numbers."""
+    said = words(text)
+    found = {tuple(said[start : start + PHRASE_WORDS]) for start in range(len(said) - PHRASE_WORDS + 1)}
+    return {phrase for phrase in found if not any(map(str.isdecimal, phrase))}
+
+
+def _phrased(phrase: tuple[str, ...]) -> Shows:
+    return lambda text: phrase in phrases(text)
 
 
 def _has(word: str) -> Shows:

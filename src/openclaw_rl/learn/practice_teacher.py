@@ -65,6 +65,9 @@ TRIAL_PROMPTS = 16
 TRIAL_SHARE = 4
 #: An answer with a larger share of an example's content words, and with at least so many of them, is a copy of it.
 MAX_COPIED, MIN_COPIED = 0.5, 3
+#: An answer with fewer characters than this share of the shortest example is too short. Otherwise a policy learns that
+#: the least text is the surest way to keep to a note.
+MIN_LENGTH = 0.5
 #: Answers that are sampled at the same time.
 MAX_CONCURRENT = 8
 
@@ -152,6 +155,7 @@ class PracticeTeacher:
             for number in (shown.get(one.number, set()) & learned) - {self.note.number}:
                 others[number] = (one.question, one.text)
         self._others = list(others.values())[-OTHER_EXAMPLES:]
+        self._least_characters = MIN_LENGTH * min((len(answer) for _, answer in self._examples), default=0)
         self._free_words = bool(self._examples) and not any(
             check(answer, question, "").ok for question, answer in self._examples
         )
@@ -188,7 +192,8 @@ class PracticeTeacher:
         asked = await self._ask(prompts, self._with_context, BASE_VERSION)
         sensible = [one for one in asked if one.ended and self.makes_sense(one)]
         if not self.sampled:
-            self.traits = confirmed(self.traits, [one.text for one in sensible], self._usual)
+            wanted = [answer for _, answer in self._examples]
+            self.traits = confirmed(self.traits, wanted, [one.text for one in sensible], self._usual)
         kept = [one for one in sensible if self.shows_note(one.text) is not False]
         self.sampled += count
         self.accepted += len(kept)
@@ -247,14 +252,16 @@ class PracticeTeacher:
         return sum(checked), len(checked)
 
     def makes_sense(self, sampled: Sampled) -> bool:
-        """Whether an answer is none of the examples again, and the check of sense accepts it.
+        """Whether an answer is none of the examples again, not much shorter, and the check of sense accepts it.
 
         It need not share words with its question where a note is checked to be kept ("Answer in French.") or where the
         owner's own examples do not.
         """
         free = self._free_words or self.keeps(self.note.text, sampled.text) is True
         is_sensible = check(sampled.text, sampled.prompt.text, "", translated=free).ok
-        return is_sensible and not any(is_copy(sampled.text, answer) for _, answer in self._shown)
+        if len(sampled.text) < self._least_characters or not is_sensible:
+            return False
+        return not any(is_copy(sampled.text, answer) for _, answer in self._shown)
 
     def shows_note(self, text: str) -> bool | None:
         """Whether an answer keeps to the note; None if nothing shows it."""

@@ -41,13 +41,20 @@ _LIST = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s", re.MULTILINE)
 _BOLD = re.compile(r"\*\*|__")
 _MARKDOWN = re.compile(rf"{_LIST.pattern}|{_BOLD.pattern}|^#{{1,6}} |```|^\|", re.MULTILINE)
 _EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")
+_CONTRACTION = re.compile(
+    r"\w(?:n['’]t|['’](?:re|ve|ll|m|d))\b|\b(?:it|he|she|that|there|what|who|here|let)['’]s\b", re.I
+)
+_DIGIT = re.compile(r"\d")
 #: What a note forbids, and how an answer shows it.
 _FORBIDDEN = (
     (r"\b(?:lists?|bullets?|bullet points|listen|listas?|listes?)\b|列表", _LIST),
     (r"\b(?:bold|asterisks|fettdruck|gras|negritas?)\b|加粗", _BOLD),
     (r"\b(?:markdown|formatting)\b", _MARKDOWN),
     (r"\b(?:emojis?|smileys?|emoticons?)\b|表情", _EMOJI),
+    (r"\bcontractions?\b", _CONTRACTION),
+    (r"\bdigits?\b", _DIGIT),
 )
+_NUMBERS_AS_WORDS = re.compile(r"\b(?:numbers?|digits?|figures?)\b.{0,20}\b(?:as|be|in|into|with) words\b")
 _PLAIN = re.compile(r"\b(?:plain text|one paragraph|einfachen text|texte simple|texto normal)\b|普通文字")
 _NAME = re.compile(
     r"(?:call|address) the user (?:as )?(.+)|nenne? den nutzer (?:nicht )?(.+)"
@@ -55,6 +62,10 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _FORBIDDEN_WORDS = re.compile(r"(?:do not|don't|never|stop) say(?:ing)? (.+)", re.IGNORECASE)
+_FORBIDDEN_QUOTES = re.compile(
+    r"\b(?:not|never|without|avoid|stop)\b[^\".:]{0,30}\bwords? ((?:(?:,|and|or| )*\"[^\"]+\")+)", re.IGNORECASE
+)
+_QUOTED = re.compile(r'"([^"]+)"')
 _EDGE = re.compile(r"\b(?i:(start|begin|open|end|finish|close))\b[^\"]{0,40}? with (?:\"([^\"]+)\"|([A-Z]\w+)\b)")
 _MARKS = " .,!?\"'“”。！？*_"
 #: A language needs this many small words to be recognised, and its letters this share of all letters.
@@ -80,6 +91,8 @@ def _checks(note: str, normalised: str, answer: str) -> Iterator[bool | None]:
     for matter, shown in _FORBIDDEN if denies else ():
         if re.search(matter, normalised):
             yield not shown.search(answer)
+    if _NUMBERS_AS_WORDS.search(normalised):
+        yield not _DIGIT.search(answer)
     yield _in_language(normalised, answer, denies)
     yield from _says(note, answer, denies)
 
@@ -105,6 +118,8 @@ def _says(note: str, answer: str, denies: bool) -> Iterator[bool | None]:
         yield not has if denies else has or None
     if match := _FORBIDDEN_WORDS.search(note):
         yield not _has(answer, match[1])
+    if match := _FORBIDDEN_QUOTES.search(note):
+        yield not any(_has(answer, word) for word in _QUOTED.findall(match[1]))
     if (match := _EDGE.search(note)) and not denies:
         words, said = normalise(match[2] or match[3]).strip(_MARKS), normalise(answer).strip(_MARKS)
         first = match[1].lower() in ("start", "begin", "open")
