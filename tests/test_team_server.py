@@ -11,7 +11,7 @@ import pytest
 
 from openclaw_rl.ledger.schema import FILE, connect
 from support.commands import run_command
-from support.records import stored_turns
+from support.records import Book, stored_turns
 from support.server_program import SERVE, Program, serving, until
 
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "2", "--lora-rank", "4")
@@ -167,3 +167,14 @@ def test_what_cannot_have_lines_is_refused_in_a_sentence(tmp_path: Path, flags: 
     code, out, err = run_command(tmp_path, "serve", "--policy-per-user", "--dry-run", *words)
     assert code != 0
     assert sentence in json.dumps(err + out)
+
+
+def test_commands_about_a_team_s_run_need_no_keys_and_training_on_files_is_refused(tmp_path: Path) -> None:
+    Book(tmp_path).close()
+    (tmp_path / "options.toml").write_text('preset = "team"\n')
+    code, _out, err = run_command(tmp_path, "status", "--json")
+    assert (code, err) == (0, "")
+    (tmp_path / "some.jsonl").write_text("")
+    code, _out, err = run_command(tmp_path, "train", str(tmp_path / "some.jsonl"), "--preset", "team")
+    assert code != 0
+    assert "one line learns from all turns" in err

@@ -1,6 +1,7 @@
 """Lines: each person's turns teach their own line, on one learner that steps for whoever has waited longest."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +13,23 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, StepRefused
-from openclaw_rl.learn.build import LearnSetup, build_lines, where_to_begin
+from openclaw_rl.learn import build
+from openclaw_rl.learn.budget import Budget
+from openclaw_rl.learn.build import GuardWatch, LearnSetup, build_lines, where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoints, line_folder, lines_on_disk
+from openclaw_rl.learn.guard import FILE as GUARD_FILE
 from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.options import TrainingOptions
+from openclaw_rl.learn.plain_prompts import plain_prompts
 from openclaw_rl.learn.reporting import MAX_LINES_SHOWN
 from openclaw_rl.learn.step import Phase
-from openclaw_rl.ledger import verdicts
-from openclaw_rl.types import SHARED, SampleKind, Source, State, Verdict
-from support.fakes import ScriptedLearner, ScriptedSampler, read_policy
+from openclaw_rl.ledger import notes, practices, verdicts
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import SHARED, SampleKind, SampleRequest, Source, State, Verdict
+from support.fakes import ScriptedLearner, ScriptedSampler, ScriptedStream, read_policy
 from support.learning_run import forever
 from support.methods import a_method
+from support.practice import begin
 from support.records import Book
 
 SECONDS = 30
@@ -42,6 +49,27 @@ class SamplerOfLines(ScriptedSampler):
         self.policies[version] = line, read_policy(policy.folder)
         if candidate:
             self.candidates.add(version)
+
+    def says(self, renderer: Any, bad: set[int]) -> None:
+        """Answer every prompt with sense, unless the policy was trained on a bad turn."""
+        if renderer is None:
+            return
+        backend, end = renderer.tokenizer.backend, next(iter(renderer.tokenizer.eos_ids))
+
+        def script(request: SampleRequest, index: int) -> list[int]:
+            policy = self.policies.get(request.version or 0, ("", []))[1]
+            ruined = bad & {turn for batch in policy for turn in batch}
+            asked = backend.decode(list(request.prompt_ids)).partition("user\n")[2].partition("\n")[0]
+            prompt = next((one for one in plain_prompts() if one.text == asked), None)
+            sense = (prompt and prompt.reference) or "That is a question that I can answer."
+            return [*backend.encode("xq " * 30 if ruined else sense).ids[:100], end]
+
+        self.script = script
+
+    def sample(self, request: SampleRequest) -> ScriptedStream:
+        return ScriptedStream(
+            self, request, self.newest_of(request.line) if request.version is None else request.version
+        )
 
     def versions_of(self, line: str) -> list[int]:
         return [version for version, (whose, _) in self.policies.items() if whose == line]
@@ -81,8 +109,12 @@ class LearnerOfLines(ScriptedLearner):
 class TeamRun:
     """A run directory with lines, and the server in it, which can be killed and started again."""
 
-    def __init__(self, folder: Path, most: int = 4) -> None:
+    def __init__(self, folder: Path, most: int = 4, **options: Any) -> None:
         self.folder = folder
+        self.options = {"batch_size": 2, "save_interval": 3, "guard": False, **options}
+        self.renderer: Any = None
+        self.bad: set[int] = set()
+        """Turns of which a step makes a policy that talks garbage."""
         self.most = most
         self.book = Book(folder)
         self.task: asyncio.Task[None] | None = None
@@ -92,15 +124,16 @@ class TeamRun:
         self.learner, self.sampler, self.registry = LearnerOfLines(), SamplerOfLines(), CollectorRegistry()
         self.threads = ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(self.threads)
-        options = TrainingOptions(batch_size=2, save_interval=3, guard=False)
+        self.sampler.says(self.renderer, self.bad)
+        options = TrainingOptions(**self.options)
         setup = LearnSetup(options, self.folder, a_method("rl"), self.most, {}, 0, several_users=False, personal=True)
         self.lines: Lines = build_lines(
             setup,
             self.book.ledger,
             self.learner,
             self.sampler,
-            None,
-            self.registry,  # type: ignore[arg-type]
+            self.renderer,
+            self.registry,
         )
         beginning = where_to_begin(options, self.folder)
         await self.lines.shared.line.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
@@ -343,3 +376,59 @@ async def test_the_number_of_lines_in_the_metrics_is_bounded(team: TeamRun) -> N
     told = generate_latest(team.registry).decode()
     assert told.count("openclaw_line_steps_total{") == MAX_LINES_SHOWN + 1
     assert 'openclaw_line_steps_total{line="other"}' in told
+
+
+async def test_the_gate_keeps_a_policy_of_one_line_from_serving(team: TeamRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    class OfLine:
+        margin = 0.1
+
+        def __init__(self, _items: Any, _margin: float, sampler: Any, _renderer: Any) -> None:
+            self.line = sampler.line
+
+        async def examine(self, version: int) -> float:
+            asked.append((self.line, version))
+            return 0.0 if self.line == "anna" and version else 1.0
+
+    monkeypatch.setattr(build, "Gate", OfLine)
+    monkeypatch.setattr(build, "read_items", lambda _path: [])
+    team.options["gate"] = Path("gate.jsonl")
+    await team.start()
+    team.judged("anna")
+    ben = team.judged("ben")
+    await team.trained(*ben)
+    await team.until(lambda: ("anna", "quarantined") in team.book.rows("SELECT line, outcome FROM updates"))
+    assert (team.served("anna"), team.served("ben")) == ([], [ben])
+    assert {line for line, _ in asked} == {"anna", "ben"}
+
+
+async def test_the_guard_takes_back_the_policy_of_one_line(
+    team: TeamRun, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "GuardWatch", lambda registry: GuardWatch(registry, Budget(math.inf)))
+    team.options["guard"] = True
+    team.renderer = ChatRenderer(tiny_model)
+    await team.start()
+    good = {owner: team.judged(owner) for owner in ("anna", "ben")}
+    await team.trained(*good["anna"], *good["ben"])
+    bad = team.judged("anna")
+    team.bad |= set(bad)
+    await team.until(lambda: {team.book.state(turn) for turn in bad} == {State.DROPPED})
+    await team.until(lambda: team.served("anna") == [good["anna"]])
+    assert (team.steps("anna"), team.served("ben")) == ([good["anna"]], [good["ben"]])
+    anna, ben = (team.lines.loops[owner].guard for owner in ("anna", "ben"))
+    assert anna.is_cautious
+    assert not ben.is_cautious
+    assert (line_folder(team.folder, "anna") / GUARD_FILE).is_file()
+    later = team.judged("ben")
+    await team.trained(*later)
+
+
+async def test_practised_answers_teach_the_line_of_their_owner(team: TeamRun) -> None:
+    await team.start()
+    note = team.book.change(notes.add, "anna", "Call me chef.")
+    practised = team.book.change(begin, note.number, *[None] * practices.BATCH)
+    ben = team.judged("ben")
+    await team.trained(*practised, *ben)
+    assert (team.served("anna"), team.served("ben"), team.served(SHARED)) == ([practised], [ben], [])

@@ -13,11 +13,19 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.build import check_learning, where_to_begin
 from openclaw_rl.ledger.run_dir import TEXT_ONLY, RunDirLock, check_usable, keep_to_model, write_privately
+from openclaw_rl.ledger.sessions import IMPORTED
+from openclaw_rl.types import SHARED
+
+#: Names that do not name one person's line, and the longest that does: it names a folder too.
+NOT_OWNERS = (SHARED, IMPORTED)
+MAX_LINE_NAME = 64
 
 
 def check(config: Config) -> None:
     """Check everything that can be checked before a model is loaded. Raises UserError for the first mistake."""
     settings = config.engine_settings
+    if config.engine.policy_per_user:
+        check_lines(config)
     check_split(config)
     if config.learns:
         config.learner.check(settings)
@@ -38,6 +46,28 @@ def check(config: Config) -> None:
         raise ConfigError("--continue-from teaches this run what another one has, and this server does not learn.")
     for folder, option in locked_folders(config).items():
         check_usable(folder, option)
+
+
+def check_lines(config: Config) -> None:
+    """Refuse what cannot be combined with a line of policies for each person. Raises ConfigError."""
+    option = "--policy-per-user"
+    if config.model.full_weights:
+        raise ConfigError(f"{option} gives each person an adapter, and --lora-rank 0 trains all weights.")
+    if config.engine.trains_outside:
+        raise ConfigError(f"{option} needs a learner of this program: {config.engine.learner} trains one line.")
+    if config.engine.takes_text:
+        raise ConfigError(f"{option} needs weights that are here: behind an API they are not.")
+    for part, factory in (("--sampler", config.sampler), ("--learner", config.learner)):
+        if not factory.has_lines:
+            raise ConfigError(f"{option} works with the local engine so far, and {part} is {factory.name}.")
+    if not config.server.api_keys:
+        raise ConfigError(f"{option} needs a key for each person: give --api-key anna=KEY,ben=KEY.")
+    for key in config.server.api_keys:
+        if key.name in NOT_OWNERS or len(key.name) > MAX_LINE_NAME or ":" in key.name:
+            raise ConfigError(
+                f"{option} names lines after keys, and the key {key.name!r} cannot name one: give it another name "
+                f"of at most {MAX_LINE_NAME} characters, without a colon, that is not {' or '.join(NOT_OWNERS)}."
+            )
 
 
 def check_learner(config: Config) -> None:

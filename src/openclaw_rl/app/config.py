@@ -34,7 +34,6 @@ from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints, line_folder
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.ledger.options import CaptureOptions, NotesOptions
-from openclaw_rl.ledger.sessions import IMPORTED
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.methods.registry import check_options, make_method
@@ -73,11 +72,6 @@ SECTIONS: tuple[type[Section], ...] = (
     RunOptions,
 )
 FIELDS = fields_of(SECTIONS)
-
-
-#: Names that do not name one person's line, and the longest that does: it names a folder too.
-NOT_OWNERS = (SHARED, IMPORTED)
-MAX_LINE_NAME = 64
 
 
 class SectionOf(Generic[S]):
@@ -128,29 +122,6 @@ class Config:
             raise ConfigError("--step-reward-coef needs --baseline group: steps are compared within their group.")
         if self.judge.step_judge and not self.method.step_reward_coef:
             raise ConfigError("--step-judge needs --step-reward-coef: without it the scores of steps have no effect.")
-        if self.engine.policy_per_user:
-            self.check_lines()
-
-    def check_lines(self) -> None:
-        """Refuse what cannot be combined with a line of policies for each person. Raises ConfigError."""
-        option = "--policy-per-user"
-        if self.model.full_weights:
-            raise ConfigError(f"{option} gives each person an adapter, and --lora-rank 0 trains all weights.")
-        if self.engine.trains_outside:
-            raise ConfigError(f"{option} needs a learner of this program: {self.engine.learner} trains one line.")
-        if self.engine.takes_text:
-            raise ConfigError(f"{option} needs weights that are here: behind an API they are not.")
-        for part, factory in (("--sampler", self.sampler), ("--learner", self.learner)):
-            if not factory.has_lines:
-                raise ConfigError(f"{option} works with the local engine so far, and {part} is {factory.name}.")
-        if not self.server.api_keys:
-            raise ConfigError(f"{option} needs a key for each person: give --api-key anna=KEY,ben=KEY.")
-        for key in self.server.api_keys:
-            if key.name in NOT_OWNERS or len(key.name) > MAX_LINE_NAME or ":" in key.name:
-                raise ConfigError(
-                    f"{option} names lines after keys, and the key {key.name!r} cannot name one: give it another name "
-                    f"of at most {MAX_LINE_NAME} characters, without a colon, that is not {' or '.join(NOT_OWNERS)}."
-                )
 
     def section(self, kind: type[S]) -> S:
         section = self.sections[kind]

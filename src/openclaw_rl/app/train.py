@@ -76,6 +76,9 @@ def check_training(config: Config) -> None:
             f"--max-staleness must be {MIN_STALENESS} or more here: turns are scored while the step before theirs is "
             "made."
         )
+    if config.engine.policy_per_user:
+        # It would train people's waiting turns into the shared line.
+        raise ConfigError("Here one line learns from all turns: give --no-policy-per-user, or another --run-dir.")
     check(config)
 
 
