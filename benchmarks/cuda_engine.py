@@ -9,9 +9,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from common import sized
+from measuring import wait
 from shapes import QWEN3_4B, random_decoder
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
@@ -20,7 +23,7 @@ from openclaw_rl.types import SampleRequest, SamplingParams
 #: The smallest id that is an ordinary token in the models measured.
 FIRST_TEXT_ID = 100
 #: Tokens of a prompt and of an answer.
-CUDA_PROMPT, CUDA_TOKENS = 512, 64
+CUDA_PROMPT, CUDA_TOKENS = sized((512, 64), (16, 4))
 
 
 def random_prompt(length: int, vocabulary: int) -> list[int]:
@@ -41,28 +44,31 @@ def timed(work: Callable[[], Any]) -> float:
 class CudaEngine:
     """Our engine in this process, with random weights and an adapter of rank 32 in slot 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: LanguageModel | None = None, cache_gib: float | None = None) -> None:
+        """Without a decoder, at the shape of Qwen3-4B."""
         with torch.inference_mode():
-            self.decoder = random_decoder(QWEN3_4B, torch.bfloat16, torch.device("cuda"))
+            self.decoder = decoder or random_decoder(QWEN3_4B, torch.bfloat16, torch.device("cuda"))
+        device = self.decoder.embed.device.type
+        context = min(8192, self.decoder.shape.max_context)
         start = time.perf_counter()
-        self.worker = Worker(self.decoder, WorkerOptions(Path(), "cuda", "bfloat16", 64, 8192, None, 4, 32))
-        torch.cuda.synchronize()
+        self.worker = Worker(self.decoder, WorkerOptions(Path(), device, "bfloat16", 64, context, cache_gib, 4, 32))
+        wait()
         self.warm_up = time.perf_counter() - start
         self.number = 0
 
     def load_adapter(self) -> float:
         """Seconds that it takes to load an adapter into its slot."""
         with tempfile.TemporaryDirectory() as folder:
-            LoraWeights.create(QWEN3_4B, 32, 64.0).save(Path(folder), "random")
+            LoraWeights.create(self.decoder.shape, 32, 64.0).save(Path(folder), "random")
             start = time.perf_counter()
             self.worker.obey(LoadPolicy(1, 1, Path(folder)))
-            torch.cuda.synchronize()
+            wait()
             return time.perf_counter() - start
 
     def add(self, batch: int, new_tokens: int, slot: int = 0) -> None:
         for _ in range(batch):
             self.number += 1
-            job = request(random_prompt(CUDA_PROMPT, QWEN3_4B.vocab), new_tokens, self.number)
+            job = request(random_prompt(CUDA_PROMPT, self.decoder.shape.vocab), new_tokens, self.number)
             self.worker.obey(Add(self.number, job, slot, slot))
 
     def drain(self) -> tuple[int, float]:
@@ -80,11 +86,11 @@ class CudaEngine:
                 decode.append(end - start)
         return tokens, median(decode) if decode else 0.0
 
-    def run(self, batch: int, slot: int = 0, run_ahead: bool = True) -> tuple[float, float]:
-        """Tokens per second with prompts, and seconds of a decode step: the best of three."""
+    def run(self, batch: int, slot: int = 0, run_ahead: bool = True, rounds: int = 3) -> tuple[float, float]:
+        """Tokens per second with prompts, and seconds of a decode step: the best of some rounds."""
         self.worker.run_ahead = run_ahead
         rates, steps = [], []
-        for _ in range(3):
+        for _ in range(rounds):
             self.add(batch, CUDA_TOKENS, slot)
             start = time.perf_counter()
             tokens, step = self.drain()

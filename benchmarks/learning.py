@@ -26,6 +26,7 @@ from ranks import options
 from shapes import SHAPES, random_decoder, transformers_model
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape, load_decoder
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.trainer import MICRO_BATCH_TOKENS, Trainer
@@ -81,7 +82,7 @@ def siblings(vocabulary: int) -> list[TrainingSequence]:
 
 
 def our_step(
-    decoder: Decoder,
+    decoder: LanguageModel,
     batch: list[TrainingSequence],
     micro_batch_tokens: int,
     free: int = PLENTY,
@@ -101,10 +102,10 @@ def our_step(
     return step
 
 
-def peft_step(model: Any, batch: list[TrainingSequence]) -> Step:
+def peft_step(model: Any, batch: list[TrainingSequence], modules: str | list[str] = "all-linear") -> Step:
     from peft import LoraConfig, get_peft_model
 
-    policy = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear"))
+    policy = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=modules))
     optimiser = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad])
 
     def step() -> None:

@@ -11,15 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import (
-    PROJECTIONS,
-    Decoder,
-    Layer,
-    Linear,
-    Shape,
-    take_apart,
-    write_tensors,
-)
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Shape, take_apart, write_tensors
+from openclaw_rl.engines.local.model.linear import Linear
 
 WEIGHTS = "model.safetensors"
 
@@ -39,7 +32,9 @@ QWEN3_4B = Shape(
 
 QWEN3_0_6B = replace(QWEN3_4B, hidden=1024, intermediate=3072, layers=28, heads=16, rotary_layers=(True,) * 28)
 
-SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B}
+QWEN3_8B = replace(QWEN3_4B, hidden=4096, intermediate=12288)
+
+SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B, "Qwen3-8B": QWEN3_8B}
 
 
 def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> Decoder:

@@ -17,6 +17,7 @@ SLOWER = [
     "constrained",
     "engines",
     "environments",
+    "families",
     "judge",
     "learning",
     "live",

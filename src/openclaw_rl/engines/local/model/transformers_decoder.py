@@ -256,7 +256,11 @@ def load_transformers_decoder(
     if wrong := sorted(report["mismatched_keys"]):
         raise UnsupportedModel(f"the checkpoint's tensor {wrong[0][0]} has another size than config.json says")
     quantise_modules(model.requires_grad_(False).eval(), files.bits_of, dtype, device)
-    model.to(device)
+    return decoder_of(model.to(device))
+
+
+def decoder_of(model: Any) -> TransformersDecoder:
+    """A decoder with the weights of a model of Transformers that uses our attention. Raises UnsupportedModel."""
     shape = look_at(model)
     tensors: list[Tensor] = []
     names: list[tuple[str, int]] = []
