@@ -5,19 +5,22 @@
 Random weights at a real shape, in the processes of the server (on a GPU; a tiny model on a CPU with BENCH_SMOKE=1):
 - tokens a second of as many requests as people, all with one adapter, and each with an adapter of its own;
 - how long the learner takes to go from one line to another, and to load a line that it did not hold;
-- how much later the first token comes if the adapter of a request has to be loaded.
+- how much later the first token comes if the adapter of a request has to be loaded;
+- with the times that were measured, how long simulated people wait with a full batch, up to 1,000 of them.
 On an H200 at the shape of Qwen3-4B it takes about four minutes, most of them to write and load the weights.
 """
 
 import argparse
 import asyncio
+import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import torch
-from common import machine, sized, table, verdict
+from common import machine, percentile, sized, table, verdict
 from cuda_engine import random_prompt
 from shapes import QWEN3_0_6B, SHAPES, save_random_model
 
@@ -41,6 +44,8 @@ from openclaw_rl.types import (
 LEAST_SHARE = 0.8
 MOST_SWITCH_MS, MOST_LOAD_MS = 50, 250
 PROMPT = 128
+#: Answers of a step, seconds between two judged answers of one person, and for how long people are simulated.
+BATCH, PAUSE, HOUR = 8, 300.0, 3600.0
 REPEATS = sized(5, 2)
 #: Layers and width of the model in a smoke run.
 TINY = {"vocab": 512, "hidden": 64, "intermediate": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
@@ -90,13 +95,18 @@ async def sampling(sampler: LocalSampler, adapter: Path, people: int, tokens: in
     print(f"\nA line that was not loaded: {load:.0f} ms later, {verdict(load, MOST_LOAD_MS, at_least=False)}")
 
 
-async def learning(learner: LocalLearner, vocabulary: int, folder: Path) -> None:
-    ids = random_prompt(PROMPT, vocabulary)
+async def learning(learner: LocalLearner, vocabulary: int, folder: Path) -> tuple[float, float]:
+    """Seconds of a step of `BATCH` answers, and of loading a line."""
     span = Span(1, PROMPT // 2, PROMPT, [-1.0] * (PROMPT // 2), [1.0] * (PROMPT // 2))
+    batch = [
+        TrainingSequence(random_prompt(PROMPT, vocabulary), [replace(span, turn=number)]) for number in range(BATCH)
+    ]
     lines = {name: learner.for_line(name) for name in ("anna", "ben")}
+    steps = []
     for line in lines.values():
         await line.reset()
-        await line.step([TrainingSequence(ids, [span])])
+        for _ in range(REPEATS):
+            steps.append((await line.step(batch)).seconds)
     switches = []
     for number in range(4 * REPEATS):
         began = time.perf_counter()
@@ -109,15 +119,53 @@ async def learning(learner: LocalLearner, vocabulary: int, folder: Path) -> None
     load = 1e3 * (time.perf_counter() - began)
     switch = median(switches[1:])
     print(f"\nThe learner goes to another line in {switch:.1f} ms, {verdict(switch, MOST_SWITCH_MS, at_least=False)}")
-    print(f"It loads a line that it did not hold in {load:.0f} ms.")
+    print(f"It loads a line that it did not hold in {load:.0f} ms, and makes a step in {1e3 * median(steps):.0f} ms.")
+    return median(steps), load / 1e3
+
+
+def waits(people: int, step: float, load: float, held: int, seed: int = 0) -> tuple[float, list[float]]:
+    """The share of an hour that the learner works, and how long each full batch of these people waited, in seconds.
+
+    Each has a judged answer every `PAUSE` seconds on average. Whoever has waited longest is next, as in `learn.lines`.
+    """
+    dice = random.Random(seed)
+    full: list[tuple[float, int]] = []
+    for person in range(people):
+        moment, answers = 0.0, dice.randrange(BATCH)
+        while (moment := moment + dice.expovariate(1 / PAUSE)) < HOUR:
+            answers += 1
+            if answers % BATCH == 0:
+                full.append((moment, person))
+    now = worked = 0.0
+    waited = []
+    recent: dict[int, None] = {}
+    for moment, person in sorted(full):
+        seconds = step + (0.0 if person in recent else load)
+        recent.pop(person, None)
+        recent[person] = None
+        if len(recent) > held:
+            recent.pop(next(iter(recent)))
+        now = max(now, moment)
+        waited.append(now - moment)
+        now += seconds
+        worked += seconds
+    return worked / max(now, HOUR), waited
+
+
+def show_waits(step: float, load: float) -> None:
+    rows = []
+    for people in (10, 100, 1000):
+        busy, waited = waits(people, step, load, held=16)
+        slow = [f"{percentile(waited, share):.1f}" for share in (0.5, 0.99)]
+        rows.append((people, len(waited), f"{busy:.0%}", *slow, f"{max(waited):.1f}"))
+    head = ["people", "steps an hour", "learner works", "p50 s", "p99 s", "longest s"]
+    table(f"Simulated: a full batch of {BATCH} waits, one judged answer each {PAUSE:.0f} s a person", head, rows)
 
 
 async def measure(given: argparse.Namespace, scratch: Path) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = sized(SHAPES[given.shape], QWEN3_0_6B)
     if sized(False, True):
-        from dataclasses import replace
-
         shape = replace(shape, **TINY, rotary_layers=(True,) * TINY["layers"])
     model, adapter, saved = scratch / "model", scratch / "adapter", scratch / "saved"
     save_random_model(model, shape, device)
@@ -135,7 +183,7 @@ async def measure(given: argparse.Namespace, scratch: Path) -> None:
     try:
         await sampling(sampler, adapter, given.people, given.tokens, shape.vocab)
         await learner.start()
-        await learning(learner, shape.vocab, saved)
+        show_waits(*await learning(learner, shape.vocab, saved))
     finally:
         await learner.close()
         await sampler.close()

@@ -157,6 +157,7 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
         (["--backend", "tinker"], "works with the local engine so far, and --sampler is tinker"),
         (["--sampler", "vllm"], "works with the local engine so far, and --sampler is vllm"),
         (["--sampler", "upstream", "--upstream-url", "http://127.0.0.1:1", "--upstream-model", "m"], "weights"),
+        (["--custom-generate-function-path", "mine.py"], "which asks the shared line"),
         (["--api-key", ""], "needs a key for each person"),
         (["--api-key", "shared=sk-1"], "cannot name one"),
     ],

@@ -299,7 +299,9 @@ async def test_a_line_that_is_dropped_is_gone_and_others_are_as_they_were(team: 
     assert team.sampler.newest_of("ben") == 0
     assert {path: path.read_bytes() for path in before} == before
     assert team.steps("ben") == []
-    assert not await team.lines.drop("ben")
+    for nobody in ("ben", "", ".", "..", "../anna", SHARED):
+        assert not await team.lines.drop(nobody)
+    assert {path: path.read_bytes() for path in before} == before
 
 
 async def test_a_line_that_is_being_trained_can_be_dropped(team: TeamRun) -> None:

@@ -60,6 +60,8 @@ def check_lines(config: Config) -> None:
     for part, factory in (("--sampler", config.sampler), ("--learner", config.learner)):
         if not factory.has_lines:
             raise ConfigError(f"{option} works with the local engine so far, and {part} is {factory.name}.")
+    if config.engine.custom_generate_function_path:
+        raise ConfigError(f"{option} does not work with --custom-generate-function-path, which asks the shared line.")
     if not config.server.api_keys:
         raise ConfigError(f"{option} needs a key for each person: give --api-key anna=KEY,ben=KEY.")
     for key in config.server.api_keys:

@@ -19,6 +19,7 @@ from openclaw_rl.app.larger_model import in_words, larger_model
 from openclaw_rl.config.general import RunOptions, describe_preset
 from openclaw_rl.engines.outside.factory import LOST
 from openclaw_rl.judge.build import describe
+from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import OutsideTraining
 from openclaw_rl.ledger.errors import LedgerError
@@ -30,7 +31,7 @@ REFRESH_SECONDS = 0.5
 COLUMNS = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed}/{task.total}"))
 
 
-async def show_learning(learning: LearnLoop | OutsideTraining, console: Console) -> None:
+async def show_learning(learning: LearnLoop | Lines | OutsideTraining, console: Console) -> None:
     """Keep the line up to date until cancelled; the log scrolls above it."""
     with Progress(*COLUMNS, TimeElapsedColumn(), console=console, transient=True) as progress:
         line = progress.add_task("", total=learning.settings.batch_size)

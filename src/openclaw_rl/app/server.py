@@ -45,6 +45,7 @@ from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.terminal import log_console, on_terminal, start_logging
+from openclaw_rl.types import SHARED
 
 log = logging.getLogger(__name__)
 
@@ -180,9 +181,11 @@ def background_work(
 ) -> list[Coroutine[Any, Any, None]]:
     """The coroutines that run along with judging and learning until the server stops."""
     work = [end_idle_sessions(ledger, config.capture.session_timeout)] if ledger else []
-    training = loops.learning or loops.outside
+    training = loops.lines or loops.learning or loops.outside
     if training is not None and ledger is not None:
-        work.append(score_imported(ledger, sampler, config.training.batch_size, config.learning_method.recorded_top))
+        line = SHARED if loops.lines else None
+        top = config.learning_method.recorded_top
+        work.append(score_imported(ledger, sampler, config.training.batch_size, top, line=line))
         if on_terminal(stderr=True):
             work.append(show_learning(training, log_console))
     rollout = build_rollout(config)

@@ -37,7 +37,9 @@ LINES = "lines"
 
 def line_folder(run_dir: Path, name: str) -> Path:
     """The folder of a line's checkpoints, policies and numbers."""
-    return run_dir if name == SHARED else run_dir / LINES / quote(name, safe="").replace(".", "%2E")
+    # A name that says nothing, or a way elsewhere, is the name of one folder all the same.
+    quoted = quote(name, safe="").replace(".", "%2E") or "%"
+    return run_dir if name == SHARED else run_dir / LINES / quoted
 
 
 def lines_on_disk(run_dir: Path) -> list[str]:

@@ -92,9 +92,9 @@ class Lines:
     async def run(self) -> None:
         """Learn until cancelled."""
         for name in sorted(self._known):
-            # Steps that were lost in a crash are found, and made again.
+            # Steps that were lost in a crash are found, and made again. Meanwhile a line may have been deleted.
             try:
-                await self.open(name)
+                await self.serve(name)
             except (EngineError, LedgerError, OSError) as error:
                 log.error("The line %s cannot be opened: %s", name, error)
         with self.ledger.watch() as changed:
@@ -223,21 +223,21 @@ class Lines:
 
     async def drop(self, name: str) -> bool:
         """Delete a person's line for good; whether there was one. Their requests are served by the shared line."""
-        folder = line_folder(self.run_dir, name)
         async with self._opening:
-            was_there = name in self.loops or name in self._known or folder.exists()
+            if name == SHARED or not (name in self.loops or name in self._known):
+                return False
             # First, because the rest waits for the step that is being made.
             self._retract(name)
             if name in self.loops:
                 await self.loops[name].leave()
                 self._retract(name)
             await self._learner.drop_line(name)
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, line_folder(self.run_dir, name), ignore_errors=True)
             await self.ledger.write(training.follow, BASE_VERSION, line=name)
             self.loops.pop(name, None)
             self._known.discard(name)
             self._paused.pop(name, None)
-        return was_there
+        return True
 
     def _retract(self, name: str) -> None:
         for version in self._sampler.versions_of(name):

@@ -111,14 +111,21 @@ def length(turn: StoredTurn) -> int:
 
 
 async def score_imported(
-    ledger: Ledger, sampler: Sampler, batch_size: int, top: int = 0, *, poll_seconds: float = 5.0
+    ledger: Ledger,
+    sampler: Sampler,
+    batch_size: int,
+    top: int = 0,
+    *,
+    poll_seconds: float = 5.0,
+    line: str | None = None,
 ) -> None:
     """Score imported turns until cancelled, and record the policy's `top` likeliest tokens with them.
 
     They were not sampled here, so the current policy scores them. A first step on them starts at a ratio of one.
 
     A turn is scored only while fewer than `batch_size` turns wait to be judged or trained on. Otherwise a large file
-    would be scored at once, and most of its turns would be stale before their step.
+    would be scored at once, and most of its turns would be stale before their step. Where people have lines of their
+    own, only turns of the `line` that imported ones teach count as waiting for a step.
 
     Another process imports turns, so this one polls for them.
     """
@@ -127,7 +134,7 @@ async def score_imported(
             changed.clear()
             try:
                 turn = ledger.read(first_unscored)
-                if turn is not None and ledger.read(queue).to_judge + ledger.read(trainable) < batch_size:
+                if turn is not None and ledger.read(queue).to_judge + ledger.read(trainable, line) < batch_size:
                     await score_turn(ledger, sampler, turn, top)
                     continue
             except (EngineUnavailable, LedgerError) as error:
