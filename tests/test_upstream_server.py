@@ -105,7 +105,8 @@ def test_what_people_say_is_remembered_and_the_key_stays_here(program: Program, 
         text=True,
         check=True,
     )
-    assert "remembers; the weights are elsewhere" in " ".join(status.stdout.split())
+    assert "remembers; the weights are elsewhere. 'openclaw-rl serve --continue-from" in " ".join(status.stdout.split())
+    assert "--continue-from" in ready["practice"]
     assert api.url in program.log
     assert "which is sent what people say" in program.log
     kept = b"".join(path.read_bytes() for path in run_dir.rglob("*") if path.is_file())

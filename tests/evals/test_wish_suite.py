@@ -21,6 +21,7 @@ from openclaw_rl.lab.server import RunningServer
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.sense import check
+from support.chat_api import ChatApi, Said, words
 from support.trials import an_answer, refusal
 
 WISHES = built_in()
@@ -233,6 +234,37 @@ def test_practice_is_measured_with_a_server_for_each_wish(
     assert (out / "chef").is_dir()
 
 
+@pytest.mark.more
+def test_an_api_is_taught_and_a_local_model_practises(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPSTREAM_API_KEY", "sk-theirs")
+
+    def answer(body: dict[str, Any]) -> Said:
+        noted = [str(message["content"]) for message in body["messages"] if message["role"] == "system"]
+        return words("It is red, Chef." if any("Chef" in text for text in noted) else "It is red.")
+
+    api, out = ChatApi(answer), tmp_path / "wishes"
+    line = ["wishes", "--questions", "2", "--model-name", str(tiny_model), "--out"]
+    server = ["chef", "--", "--sampler", "upstream", "--upstream-url", api.url, "--upstream-model", "their-model"]
+    assert main([*line, str(out), "--practise", *server, "--kv-cache-gib", "0.2", "--no-guard"]) == 0
+    assert {headers["Authorization"] for headers in api.headers} == {"Bearer sk-theirs"}
+    results = json.loads((out / "results.json").read_text())
+    assert results["model"] == "their-model"
+    (chef,) = results["wishes"]
+    answers = {name: {case["answer"] for case in exam["answers"]} for name, exam in chef["exams"].items()}
+    assert answers.pop("practised").isdisjoint({"It is red.", "It is red, Chef."}), "that model is the local one"
+    assert list(answers.values()) == [{"It is red."}, {"It is red, Chef."}, {"It is red, Chef."}]
+    (practice,) = chef["practices"]
+    assert practice["state"] == "stopped"
+    assert examples_of(out / "chef-own") == examples_of(out / "chef") != []
+    again = tmp_path / "again"
+    assert main([*line, str(again), *server]) == 0
+    (chef,) = json.loads((again / "results.json").read_text())["wishes"]
+    assert {case["answer"] for case in chef["exams"]["note"]["answers"]} == {"It is red, Chef."}
+    api.stop()
+
+
 def check_measured(measured: dict[str, Any]) -> None:
     """The tiny model keeps no wish, so each answer is corrected, and no row of sessions comes about."""
     assert list(measured["exams"]) == list(EXAMS)
@@ -244,6 +276,6 @@ def check_measured(measured: dict[str, Any]) -> None:
     assert texts["before"] != texts["note"]
 
 
-def examples_of(run_dir: Path, owner: str) -> list[str]:
+def examples_of(run_dir: Path, owner: str | None = None) -> list[str]:
     with open_ledger(run_dir) as db:
         return [note.text for note in notes.of_owner(db, owner, examples=True)]

@@ -18,7 +18,7 @@ from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.practiser import Practiser
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.status import REMEMBERS
+from openclaw_rl.ledger.status import REMEMBERS, TEACH_OWN
 from openclaw_rl.ledger.training import policy_line
 from openclaw_rl.plugins import describe, load_plugin
 from openclaw_rl.types import SHARED, Claim, LineState, NextStep
@@ -173,6 +173,8 @@ class BackgroundLoops(Operations):
         return await asyncio.to_thread(topic_of, note)
 
     def why_no_practice(self) -> str:
+        if self.remembers:
+            return f"The weights are elsewhere, so no notes are practised here. {TEACH_OWN}"
         if self.learning is None:
             return super().why_no_practice()
         return "" if self.practiser else "This server's sampler keeps no base model, so it practises no notes."

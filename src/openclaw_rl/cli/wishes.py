@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         "--practise",
         action="store_true",
         help="after two corrections let the policy practise, and examine it without notes and examples; each wish then "
-        "has a server of its own",
+        "has a server of its own. After -- --sampler upstream …, a local model takes over what was taught",
     )
     parser.add_argument("--at-once", type=positive, default=4, help="wishes measured at the same time (default: 4)")
     parser.add_argument(

@@ -31,6 +31,7 @@ SUSPENDED = "suspended: "
 OUTSIDE = "outside: "
 #: What a server does whose model is behind another API, instead of learning.
 REMEMBERS = "remembers; the weights are elsewhere"
+TEACH_OWN = "'openclaw-rl serve --continue-from RUN_DIR --run-dir NEW' teaches a model of your own."
 #: What to say about a part that the server was started without, in the order in which the parts work.
 SWITCHED_OFF = {
     "capture": "Nothing is recorded (--no-capture). Start the server without that option, and it learns from the "
@@ -112,7 +113,7 @@ class Status:
         if self.switched_off:
             return self.switched_off
         if self.learner == REMEMBERS:
-            return f"This server {REMEMBERS}."
+            return f"This server {REMEMBERS}. {TEACH_OWN}"
         if not self.counts.total:
             where = f" Talk to {self.server}/v1." if self.server else " Start the server and talk to it."
             return "No turn has been recorded yet." + where

@@ -118,11 +118,18 @@ class WishMeasurement:
         self.outcome = WishOutcome(wish)
         self.wish, self.server, self.people, self.plan, self.advance = wish, server, people, plan, advance
 
-    async def run_with_practice(self) -> WishOutcome:
-        """Examine the model before, after corrections, and after it has practised on a server of its own."""
+    async def teach(self) -> None:
+        """Examine the model before and after corrections."""
         before, *_ = EXAMS
         await self._examine(before, SHOWN, notes=False)
         await self._examine_corrections()
+
+    def move(self, server: RunningServer, chat: Chat) -> None:
+        """Go on with a server that has taken over what was taught."""
+        self.server, self.people = server, dict.fromkeys(PEOPLE, chat)
+
+    async def practise(self) -> WishOutcome:
+        """Let the policy practise, and examine it without notes and examples."""
         async for found in practised(self.server.run_dir, PRACTICE_SECONDS):
             self.outcome.practices = found
             self.advance(f"{self.wish.name}: practice, {sum(one.made for one in found)} steps")

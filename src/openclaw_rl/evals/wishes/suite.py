@@ -56,16 +56,20 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
     console = terminal.console()
     wishes = chosen(options.names, options.set)
     plan = ExamPlan(options.questions, machine.seed, max(1, MAX_REQUESTS // min(options.at_once, len(wishes))))
-    machine.fetch_model()
+    api, others = api_of(server)
+    if options.practise or not api:
+        machine.fetch_model()
     out = new_folder(options.out or DEFAULT_OUT)
     outcomes: list[WishOutcome] = []
     model = ("--model-name", machine.model_name) if machine.model_name else ()
     training = () if options.practise else WITHOUT_TRAINING
-    flags = (*machine.flags, *SERVER_FLAGS, *training, *model, "--seed", str(machine.seed), *server)
+    every = (*machine.flags, *SERVER_FLAGS, *training, "--seed", str(machine.seed))
+    flags = (*every, *(() if api else model), *server)
     try:
         with stoppable(console), raising_first():
             if options.practise:
-                work = measure_practised(wishes, plan, out, flags, options.at_once, outcomes, console)
+                own = (*every, *model, *others) if api else ()
+                work = measure_practised(wishes, plan, out, flags, own, options.at_once, outcomes, console)
             else:
                 work = measure_all(wishes, plan, out / "server", flags, options.at_once, outcomes, console)
             asyncio.run(work)
@@ -74,12 +78,21 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
         if outcomes:
             outcomes.sort(key=lambda outcome: wishes.index(outcome.wish))
             command, measured = command_line(machine, options, server), [outcome_data(outcome) for outcome in outcomes]
-            results = {"command": command, "model": machine.policy_name, "wishes": measured}
+            results = {"command": command, "model": api or machine.policy_name, "wishes": measured}
             write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
             write_text(out / "wishes.md", markdown(outcomes))
             console.print(table(outcomes))
             console.print(f"Every answer: {out / 'results.json'}   Table: {out / 'wishes.md'}", soft_wrap=True)
     return 0
+
+
+def api_of(server: Sequence[str]) -> tuple[str, list[str]]:
+    """The model of the API that a server with these options is in front of, if it is; and the other options."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--sampler", "--upstream-url", "--upstream-model", "--upstream-timeout"):
+        parser.add_argument(name, default="")
+    found, others = parser.parse_known_args(list(server))
+    return found.upstream_model, others
 
 
 def chosen(names: Sequence[str], group: str) -> list[EvalWish]:
@@ -156,17 +169,28 @@ async def measure_practised(
     plan: ExamPlan,
     out: Path,
     flags: Sequence[str],
+    own: Sequence[str],
     at_once: int,
     outcomes: list[WishOutcome],
     console: Console,
 ) -> None:
-    """Measure what practice does. Each wish has a server of its own, because practice changes the policy for all."""
+    """Measure what practice does. Each wish has a server of its own, because practice changes the policy for all.
+
+    If that server is in front of an API, a server with the options `own` takes over what was taught, and practises.
+    """
 
     async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
         advance(f"{wish.name}: starting a server")
         async with run_server(out / wish.name, *flags) as server, Chat(server.url, local=True) as chat:
-            people = dict.fromkeys(PEOPLE, chat)
-            return await WishMeasurement(wish, server, people, plan, advance).run_with_practice()
+            measured = WishMeasurement(wish, server, dict.fromkeys(PEOPLE, chat), plan, advance)
+            await measured.teach()
+            if not own:
+                return await measured.practise()
+        advance(f"{wish.name}: starting a server that learns")
+        learns = run_server(out / f"{wish.name}-own", *own, "--continue-from", str(out / wish.name))
+        async with learns as server, Chat(server.url, local=True) as chat:
+            measured.move(server, chat)
+            return await measured.practise()
 
     await measure_each(wishes, at_once, outcomes, console, measure)
 
