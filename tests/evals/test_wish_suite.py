@@ -131,6 +131,8 @@ def test_an_unknown_wish_is_refused_before_a_server_starts(capsys: pytest.Captur
     assert "There is no wish no-such-wish" in capsys.readouterr().err
     assert main(["wishes", "chef", "--", "--api-key", "abc"]) == 2
     assert "cannot be given after --" in capsys.readouterr().err
+    assert main(["wishes", "chef", "--questions", "2", "--", "--seed", "1"]) == 2
+    assert "-- and what follows it must come right after the names" in capsys.readouterr().err
 
 
 class MadeUp(WishMeasurement):
