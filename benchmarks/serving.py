@@ -11,6 +11,7 @@ adds in front of another API, which is our own.
 """
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import socket
@@ -25,6 +26,7 @@ from typing import Any
 
 import uvicorn
 from common import machine, model_folder, percentile, sized, table, verdict
+from fastapi import FastAPI
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats, SamplerCapabilities
 from openclaw_rl.ledger.options import NotesOptions
@@ -85,14 +87,18 @@ class InstantStream:
 
 
 def serve_echo(port: int) -> None:
-    from fastapi import FastAPI
-
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
     async def echo(body: dict[str, object]) -> dict[str, object]:
         return body
 
+    serve(app, port)
+
+
+def serve(app: FastAPI, port: int) -> None:
+    # As our server does, so that the garbage collector need not look at what stays.
+    gc.freeze()
     uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
 
 
@@ -107,7 +113,7 @@ def serve_ours(port: int, ledger: Ledger | None = None, notes: NotesOptions | No
     app = create_app(
         ChatService(InstantSampler(ids), renderer, SamplingDefaults(), ledger=ledger, notes=notes), "bench"
     )
-    uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
+    serve(app, port)
 
 
 def serve_recording(folder: Path, port: int) -> None:
@@ -137,7 +143,7 @@ def serve_front(folder: Path, api: int, port: int) -> None:
 
     settings = UpstreamSettings([f"http://127.0.0.1:{api}/v1"], "bench", "", 60, None, CLIENTS, CLIENTS)
     service = ChatService(UpstreamSampler(settings), MessageRenderer(), SamplingDefaults(), ledger=Ledger(folder))
-    uvicorn.run(create_app(service, "bench"), port=port, log_level="error", access_log=False, lifespan="off")
+    serve(create_app(service, "bench"), port)
 
 
 class Server:

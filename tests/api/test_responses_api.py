@@ -272,6 +272,16 @@ REFUSALS = [
 ]
 
 
+def test_an_item_is_refused_by_its_place_also_if_those_before_it_are_known(bench: Recording) -> None:
+    known = [{"type": "message", "role": "user", "content": f"word {number}"} for number in range(3)]
+    for items in (known[:2], known):
+        assert bench.send("responses", {"input": items}).status_code == 200
+    assert [message["content"] for message in bench.turns()[-1].messages] == ["word 0", "word 1", "word 2"]
+    wrong = {"type": "message", "role": "user", "content": 5}
+    refused = openai_error(bench.send("responses", {"input": [known[0], wrong, *known]}))
+    assert refused["param"].startswith("input.1.message.content")
+
+
 @pytest.mark.parametrize(("body", "status", "param", "words"), REFUSALS)
 def test_refusals_name_status_and_field(
     bench: Recording, body: object, status: int, param: str | None, words: str

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.api.auth import ANYONE
+from openclaw_rl.api.reader import RawRequest
 from openclaw_rl.api.wires.base import Wire
 from openclaw_rl.api.wires.chat import ChatWire
 from openclaw_rl.api.wires.completions import CompletionsWire
@@ -133,8 +134,8 @@ class CutBench(Bench):
     async def answer(self, wire: Wire, body: dict[str, Any], sizes: list[int]) -> bytes:
         self.sizes = sizes
         self.sampler.sample = self.sample  # type: ignore[method-assign]
-        incoming = await self.service.reader.read(json.dumps(body).encode(), wire.parse, ANYONE, {})
-        completion = await self.service.begin(incoming, wire.id_prefix)
+        raw = RawRequest(json.dumps(body).encode(), wire.parse, ANYONE, {})
+        incoming, completion = await self.service.begin(raw, lambda: wire.id_prefix)
         await completion.ready()
         if not incoming.request.stream:
             return await wire.whole(completion)

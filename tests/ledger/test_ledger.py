@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import episodes, packing, pages, schema, sessions, training, turns
-from openclaw_rl.ledger.errors import CannotJudge, LedgerUnusable, NewerLedger, UnknownTurn
+from openclaw_rl.ledger.errors import CannotJudge, DamagedTurn, LedgerUnusable, NewerLedger, UnknownTurn
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.sessions import TRANSITIONS, IllegalTransition
@@ -175,7 +175,7 @@ def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) ->
     for number, ids, length, (_base, _keep, added, response) in zip(numbers, whole, lengths, tree, strict=True):
         assert packing.sequence(shared.db, number) == (ids, length)
         assert shared.ledger.sequence(number) == ids
-        assert shared.ledger.read(packing.response, number) == response
+        assert shared.ledger.read(packing.responses, number)[0] == response
         stored = shared.read(number)
         assert (stored.prompt_ids, stored.response_ids) == (ids[:length], response)
         held = "SELECT length(added) + length(response) FROM turns WHERE number = ?"
@@ -183,7 +183,7 @@ def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) ->
 
 
 async def test_sequences_are_right_whether_they_are_at_hand_or_not(book: Book) -> None:
-    book.ledger._sequences.__init__(600)  # two of them
+    book.ledger._sequences.__init__(1200)  # two of them
     expected = {}
     base, before = None, []
     for step in range(6):
@@ -209,6 +209,29 @@ def test_messages_that_requests_begin_with_are_stored_once(book: Book) -> None:
     assert book.read(other).messages == [hello]
     book.capture(a_turn("another", messages=[system, hello]))
     assert book.scalar("SELECT count(*) FROM messages") == 7
+
+
+@pytest.mark.parametrize("count", [1, sessions.LIKELY_NEW - 1, sessions.LIKELY_NEW, 3 * sessions.LIKELY_NEW])
+def test_however_many_messages_a_turn_adds_to_its_base_each_is_stored_once(book: Book, count: int) -> None:
+    first = [{"role": "user", "content": f"question {number}"} for number in range(20)]
+    added = [{"role": "tool", "content": f"result {number}"} for number in range(count)]
+    base = book.capture(a_turn(messages=first))
+    for _ in range(2):
+        turn = book.capture(a_turn(messages=[*first, *added], parent=base), base=base)
+        assert book.read(turn).messages == [*first, *added]
+        assert book.scalar("SELECT count(*) FROM messages") == 20 + count
+    other = book.capture(a_turn(messages=added, parent=base), base=base)
+    assert book.read(other).messages == added
+
+
+def test_a_damaged_message_is_whole_again_once_the_client_has_sent_it_again(book: Book) -> None:
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    turn = book.capture(a_turn(messages=said))
+    book.change(lambda db: db.execute("UPDATE messages SET body = replace(body, 'hello', 'jello')"))
+    with pytest.raises(DamagedTurn, match="a message has changed"):
+        book.read(turn)
+    book.capture(a_turn(messages=said))
+    assert book.read(turn).messages == said
 
 
 def test_a_long_session_grows_by_what_each_turn_adds(book: Book) -> None:
@@ -270,7 +293,7 @@ def test_a_turn_that_is_not_there_cannot_be_moved_or_followed(book: Book) -> Non
         book.change(turns.set_next_state, 99, CAME)
 
 
-@pytest.mark.parametrize("look", [packing.sequence, packing.response, turns.request])
+@pytest.mark.parametrize("look", [packing.sequence, packing.responses, turns.request])
 def test_looking_up_a_turn_that_was_forgotten_meanwhile_fails_as_the_ledger_fails(
     book: Book, look: Callable[[sqlite3.Connection, int], Any]
 ) -> None:

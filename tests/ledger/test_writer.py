@@ -117,6 +117,29 @@ def test_one_commit_does_not_grow_beyond_a_limit(notes: Notes) -> None:
     assert notes.commits - before == 4
 
 
+def test_a_change_that_nobody_waits_for_shares_the_commit_of_the_next(notes: Notes) -> None:
+    before = notes.commits
+    alone = notes.writer.submit(note("alone"), is_awaited=False)
+    assert notes.note("next").result(PATIENCE) == "next"
+    assert alone.done()
+    assert notes.commits - before == 1
+    assert notes.writer.submit(note("last"), is_awaited=False).result(PATIENCE) == "last"
+    assert notes.written() == ["alone", "next", "last"]
+
+
+def test_the_log_is_copied_into_the_database_while_changes_are_made(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROWS_IN_LOG", 10)
+    log = notes.path.with_name(f"{notes.path.name}-wal")
+    size = 50_000
+    for number in range(200):
+        notes.note(f"{number:03}" + "x" * size).result(PATIENCE)
+    assert len(notes.written()) == 200
+    # Each change takes twice its size: once in the table, once in the index.
+    assert log.stat().st_size < 100 * size < notes.path.stat().st_size
+
+
 class Odd(Exception):
     """Something that nobody foresaw."""
 

@@ -287,7 +287,7 @@ def record(
         messages.insert(0, {"role": "tools", "tools": asked.tools})
     given = plain(renderer, asked).ids if prompt is None else prompt
     stored = json.loads(json.dumps(messages))
-    return RecordedTurn([*given, *response], response, lambda: stored)
+    return RecordedTurn([*given, *response], lambda: [response], lambda: stored)
 
 
 def answer_to(renderer: ChatRenderer, turn: RecordedTurn, now: TemplateInput) -> tuple[list[int], Continuation, str]:
@@ -548,7 +548,8 @@ def tool_loop_then_question(renderer: ChatRenderer, last: str) -> tuple[list[int
     returned = said("I look.", call('{"at": 5.0, "how": "well"}'))
     loop = ASKED._replace(messages=[*ASKED.messages, returned, result("a fox")])
     prompt, _how, _new = answer_to(renderer, first, loop)
-    second = replace(record(renderer, loop, ids_of(renderer, last), prompt), earlier=lambda: [first.response])
+    second = record(renderer, loop, ids_of(renderer, last), prompt)
+    second = replace(second, responses=lambda: [ids_of(renderer, last), *first.responses()])
     ids, how, _new = answer_to(renderer, second, then(said("A fox."), asked=loop))
     return ids, how
 

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hmac import compare_digest
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from fastapi import Request
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openclaw_rl.api.errors import ApiError
@@ -153,14 +152,16 @@ class LoopbackOnly:
         self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = refusal(scope["method"], Headers(scope=scope), self.origins) if scope["type"] == "http" else None
+        # The first of each name counts. Starlette's headers would search all of them for each.
+        headers = dict(reversed(scope["headers"])) if scope["type"] == "http" else {}
+        refused = refusal(scope["method"], headers, self.origins) if scope["type"] == "http" else None
         await (refused.response(scope) if refused else self.app)(scope, receive, send)
 
 
-def refusal(method: str, headers: Headers, origins: Sequence[str]) -> ApiError | None:
+def refusal(method: str, headers: Mapping[bytes, bytes], origins: Sequence[str]) -> ApiError | None:
     """The error for a request that is refused without a key; None if the request is allowed."""
-    host = headers.get("host", "")
-    origin = headers.get("origin")
+    host = headers.get(b"host", b"").decode("latin-1")
+    origin = headers[b"origin"].decode("latin-1") if b"origin" in headers else None
     if not is_loopback(f"//{host}"):
         problem = f"Without an API key this server answers only to names of this machine, and {host!r} is not one"
         return ApiError(403, f"{problem}: use 127.0.0.1 or localhost, or {HOW_TO_SET_A_KEY}.", code="foreign_host")

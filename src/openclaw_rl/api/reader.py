@@ -3,11 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -19,6 +19,8 @@ from openclaw_rl.rendering.chat import ChatError, RenderedPrompt, Renderer, Temp
 from openclaw_rl.rendering.tokenizer import TooLong
 from openclaw_rl.rendering.tool_formats import CallFormat
 from openclaw_rl.types import SHARED, Constraint, EpisodeMode, JsonForm, Thinking
+
+T = TypeVar("T")
 
 #: The largest schema, as JSON, and how deeply it may be nested. The engine bounds what a schema of this size may cost.
 MAX_SCHEMA_BYTES = 100_000
@@ -164,8 +166,6 @@ BACKSLASH = ord("\\")
 SEPARATORS = b",[{"
 #: Larger bodies are read in a thread, so that other requests do not wait.
 MAX_INLINE_BYTES = 16_384
-#: So are bodies with this field: they stand for a whole conversation, which is in the ledger.
-REFERS_BACK = b"previous_response_id"
 #: A body with more bytes for each token of the context does not fit: tokens have up to a hundred bytes, and JSON may
 #: write each of them with six.
 MAX_BYTES_PER_TOKEN = 512
@@ -238,6 +238,18 @@ class BodyOf:
 
 
 @dataclass(frozen=True, slots=True)
+class RawRequest:
+    """A request as it came."""
+
+    body: bytes
+    parse: Parse
+    owner: str
+    headers: Mapping[str, str]
+    ready_line: Callable[[], Awaitable[str]] | None = None
+    """Names the line of policies that answers, once it can and the request has been parsed; None: the shared one."""
+
+
+@dataclass(frozen=True, slots=True)
 class IncomingRequest:
     """A request that has arrived, and its prompt."""
 
@@ -278,23 +290,27 @@ class RequestReader:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
 
-    async def read(self, body: bytes, parse: Parse, owner: str, headers: Mapping[str, str]) -> IncomingRequest:
-        """Read a request, which `parse` translates into a chat request. Raises ApiError."""
-        arrived = time.perf_counter()
-        if len(body) <= MAX_INLINE_BYTES and REFERS_BACK not in body:
-            return self._read(body, parse, owner, headers, arrived)
-        threads = self._threads if len(body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
-        work = partial(self._read, body, parse, owner, headers, arrived)
+    async def read(self, raw: RawRequest, then: Callable[[IncomingRequest], T], *, in_thread: bool = False) -> T:
+        """Read a request; what `then` makes of it, on the same thread. Raises ApiError.
+
+        `in_thread`: also a small request is read in a thread, because `then` takes a while.
+        """
+        work = partial(self._read_then, raw, time.perf_counter(), then)
+        if len(raw.body) <= MAX_INLINE_BYTES and not in_thread:
+            return work()
+        threads = self._threads if len(raw.body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
-    def _read(
-        self, body: bytes, parse: Parse, owner: str, headers: Mapping[str, str], arrived: float
-    ) -> IncomingRequest:
+    def _read_then(self, raw: RawRequest, arrived: float, then: Callable[[IncomingRequest], T]) -> T:
+        return then(self._read(raw, arrived))
+
+    def _read(self, raw: RawRequest, arrived: float) -> IncomingRequest:
+        body, headers = raw.body, raw.headers
         limit = self.sampler.limits.max_context_tokens
         if self.rules and len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):
             raise far_too_long(limit)
         check_values([body])
-        request = parse(body)
+        request = raw.parse(body)
         messages = request.message_dicts()
         check_supported(request, messages, passed_on=self.rules is None)
         calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
@@ -312,7 +328,7 @@ class RequestReader:
             raise far_too_long(limit) from None
         episode = episode_of(headers, request)
         return IncomingRequest(
-            owner=owner,
+            owner=raw.owner,
             headers=headers,
             request=request,
             chat=chat,

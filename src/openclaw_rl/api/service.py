@@ -1,10 +1,8 @@
 """What every route needs of its server: running completions, and what it asks of judging and learning."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request
@@ -17,7 +15,7 @@ from openclaw_rl.api.capture.note_giver import NoteGiver
 from openclaw_rl.api.capture.turn import OpenTurn
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError, from_engine
-from openclaw_rl.api.reader import BodyReader, IncomingRequest, RequestReader
+from openclaw_rl.api.reader import BodyReader, IncomingRequest, RawRequest, RequestReader
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, TextSampler, VersionGone
 from openclaw_rl.ledger.options import NotesOptions
@@ -62,24 +60,28 @@ class ChatService:
         self.uses_notes = ledger is not None and notes is not None and notes.notes
         giver = NoteGiver(ledger, renderer, notes, seed) if ledger and notes and notes.notes else None
         self.capture = Capture(ledger, renderer, self.metrics, giver) if ledger else None
-        self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """None if the model's tokens are elsewhere."""
         return self.renderer.tokenizer.backend if isinstance(self.renderer, ChatRenderer) else None
 
-    async def begin(self, incoming: IncomingRequest, id_prefix: str, version: int | None = None) -> Completion:
-        """Give a request to the sampler. Raises ApiError. The completion's id begins with `id_prefix`.
+    async def begin(
+        self, raw: RawRequest, id_prefix: Callable[[], str], version: int | None = None
+    ) -> tuple[IncomingRequest, Completion]:
+        """Read a request and give it to the sampler. Raises ApiError.
 
+        The completion's id begins with what `id_prefix` says once the request has been parsed.
         With `version`, that policy answers; it raises VersionGone if the sampler does not hold it.
         """
-        prompt, turn = await self._open_turn(incoming)
+        incoming, prompt, turn = await self.reader.read(raw, self._open, in_thread=self.capture is not None)
         try:
             if (incoming.request.n or 1) > self.sampler.limits.max_choices:
                 most = self.sampler.limits.max_choices
                 raise ApiError(400, f"n must be at most {most} on this server.", param="n")
-            return self._answers.start(incoming, prompt, turn, id_prefix, version)
+            if raw.ready_line is not None and (line := await raw.ready_line()) != incoming.line:
+                incoming = replace(incoming, line=line)
+            return incoming, self._answers.start(incoming, prompt, turn, id_prefix(), version)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
@@ -87,18 +89,16 @@ class ChatService:
                 raise
             raise from_engine(error) from error
 
-    async def count(self, incoming: IncomingRequest) -> int:
-        """How many tokens the model would be given for a request. Nothing is sampled or recorded."""
-        if self.capture is None:
-            return incoming.prompt.length
-        prompt = await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.prompt, incoming)
-        return prompt.length
+    def _open(self, incoming: IncomingRequest) -> tuple[IncomingRequest, RenderedPrompt, OpenTurn | None]:
+        """The request, its prompt, and the turn that it becomes."""
+        return incoming, *(self.capture.open(incoming) if self.capture else (incoming.prompt, None))
 
-    async def _open_turn(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
-        if self.capture is None:
-            return incoming.prompt, None
-        # A long history takes a while to compare with the record. One thread for all requests: they are taken in turn.
-        return await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.open, incoming)
+    async def count(self, raw: RawRequest) -> int:
+        """How many tokens the model would be given for a request. Nothing is sampled or recorded. Raises ApiError."""
+        return await self.reader.read(raw, self._count, in_thread=self.capture is not None)
+
+    def _count(self, incoming: IncomingRequest) -> int:
+        return (self.capture.prompt(incoming) if self.capture else incoming.prompt).length
 
     def capture_status(self) -> str:
         """Whether turns are recorded: on, off, or suspended and why."""

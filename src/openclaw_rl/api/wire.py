@@ -4,14 +4,26 @@ Unknown fields have no effect here. Those of a chat request are kept for another
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.config.options import describe_problem
 from openclaw_rl.rendering.chat import IMAGE_PART, images_in
+from openclaw_rl.rendering.memo import Memo
 
 #: The most stop strings in a request; OpenAI has the same limit.
 MAX_STOPS = 4
@@ -40,11 +52,47 @@ PASSED_ON = (
 )
 #: Values of these fields that are accepted, because they ask for nothing special.
 ACCEPTED_VALUES = {"modalities": ["text"]}
-
+#: How much memory the items of conversations may take, for each kind of them.
+MAX_KNOWN_ITEMS_BYTES = 32_000_000
 
 Item = TypeVar("Item")
 #: A list of which only the first wrong item is reported: a hostile one has thousands.
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
+
+
+class KnownItems:
+    """Lets a list keep the items that were valid in an earlier request: a client sends a conversation again and again.
+
+    They are shared between requests: nobody changes them.
+    """
+
+    def __init__(self) -> None:
+        self._valid = Memo[bytes, Any](MAX_KNOWN_ITEMS_BYTES, lambda key, _: 3 * len(key))
+
+    def __call__(self, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(given, list) or not given:
+            return validate(given)
+        keys = [bytes_of(item) if isinstance(item, dict) else b"" for item in given]
+        known = [self._valid.get(key) for key in keys]
+        new = [item for item, valid in zip(given, known, strict=True) if valid is None]
+        try:
+            validated = iter(validate(new) if new else ())
+        except ValidationError:
+            # It must say which item of the whole list is wrong.
+            return validate(given)
+        items = [next(validated) if valid is None else valid for valid in known]
+        for key, was_known, item in zip(keys, known, items, strict=True):
+            if key and was_known is None:
+                self._valid.put(key, item)
+        return items
+
+
+def bytes_of(item: Mapping[str, Any]) -> bytes:
+    """JSON that only equal items have; empty if an item cannot be written as JSON."""
+    try:
+        return to_json(item)
+    except ValueError:
+        return b""
 
 
 class WireModel(BaseModel):
@@ -101,24 +149,23 @@ class ChatMessage(WireModel):
         return content
 
 
-class Tool(BaseModel):
+def named(function: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(function.get("name"), str):
+        raise ValueError("a function needs a name")
+    return function
+
+
+# A dict rather than a model: it is used as it is.
+class Tool(TypedDict):
     # Extra fields are kept: the chat template shows the model all that the client says about a tool.
-    model_config = ConfigDict(extra="allow")
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     type: Literal["function"]
-    function: dict[str, Any]
-
-    @field_validator("function")
-    @classmethod
-    def _named(cls, function: dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(function.get("name"), str):
-            raise ValueError("a function needs a name")
-        return function
+    function: Annotated[dict[str, Any], AfterValidator(named)]
 
 
-#: All messages or tools of a request at once: a call for each would take twice as long.
+#: All messages of a request at once: a call for each would take twice as long.
 MESSAGES = TypeAdapter(list[ChatMessage])
-TOOLS = TypeAdapter(list[Tool])
 
 
 class StreamOptions(WireModel):
@@ -211,12 +258,10 @@ class ChatRequest(CaptureFields):
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [stop for stop in given if stop]
 
-    @cached_property
-    def offered_tools(self) -> list[dict[str, Any]]:
+    @property
+    def offered_tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools that the model may use."""
-        if self.tool_choice == "none" or not self.tools:
-            return []
-        return TOOLS.dump_python(self.tools)  # type: ignore[no-any-return]
+        return [] if self.tool_choice == "none" or not self.tools else self.tools
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -306,7 +351,7 @@ def malformed(error: ValidationError) -> ApiError:
 
 def place_of(location: Sequence[int | str]) -> list[str]:
     """A field's names and indices, without the types that pydantic adds where a field allows several."""
-    return [part for part in map(str, location) if part != "str" and not part.startswith("list[")]
+    return [part for part in map(str, location) if part != "str" and not part.startswith(("list[", "function-wrap["))]
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

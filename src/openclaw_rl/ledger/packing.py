@@ -241,24 +241,17 @@ def prompt_without_notes(db: sqlite3.Connection, turn: int, prompt: list[int]) -
         return [*prompt[: row["start"]], *unpack_ids(row["added"]), *prompt[row["stop"] :]]
 
 
-def response(db: sqlite3.Connection, turn: int) -> list[int]:
-    """The tokens of a turn's response. Raises UnknownTurn and DamagedTurn."""
-    row = db.execute("SELECT response FROM turns WHERE number = ?", (turn,)).fetchone()
-    if row is None:
-        raise UnknownTurn(f"there is no turn {turn}")
-    with damage(turn):
-        return unpack_ids(row["response"])
-
-
-def earlier_responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
-    """The responses of the turns that a turn continues, the latest first."""
+def responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
+    """The responses of a turn and of those that it continues, the latest first. Raises UnknownTurn and DamagedTurn."""
     rows = db.execute(
         "WITH RECURSIVE line (number, parent, response, depth) AS ("
         " SELECT number, parent, response, 0 FROM turns WHERE number = ?"
         " UNION ALL SELECT t.number, t.parent, t.response, line.depth + 1"
         " FROM turns t JOIN line ON t.number = line.parent AND t.number < line.number)"
-        " SELECT response FROM line WHERE depth > 0 ORDER BY depth",
+        " SELECT response FROM line ORDER BY depth",
         (turn,),
-    )
+    ).fetchall()
+    if not rows:
+        raise UnknownTurn(f"there is no turn {turn}")
     with damage(turn):
         return [unpack_ids(row["response"]) for row in rows]

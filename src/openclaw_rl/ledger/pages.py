@@ -268,8 +268,12 @@ def new_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     number: int | None = last
     while number is not None and len(messages) < MAX_NEW_MESSAGES:
-        row = db.execute("SELECT parent, digest, body FROM messages WHERE number = ?", (number,)).fetchone()
-        message = read_message(row)
+        row = db.execute(
+            "SELECT m.parent, m.digest, m.body, coalesce(p.digest, x'') AS before FROM messages m "
+            "LEFT JOIN messages p ON p.number = m.parent WHERE m.number = ?",
+            (number,),
+        ).fetchone()
+        message = read_message(row, row["before"])
         if message.get("role") == "assistant":
             break
         if message.get("role") != "tools":

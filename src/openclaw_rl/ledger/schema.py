@@ -13,7 +13,7 @@ from openclaw_rl.ledger.packing import read_text
 from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
-VERSION = 19
+VERSION = 20
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 #: The prefix of a folder in which a ledger is being created.
@@ -195,10 +195,10 @@ CREATE TABLE messages (
     number INTEGER PRIMARY KEY,
     session INTEGER NOT NULL REFERENCES sessions ON DELETE CASCADE,
     parent INTEGER REFERENCES messages,
-    digest BLOB NOT NULL,
+    digest BLOB NOT NULL,              -- of the path: of this message and all before it
     body TEXT NOT NULL
 );
-CREATE UNIQUE INDEX message_paths ON messages (session, coalesce(parent, 0), digest);
+CREATE UNIQUE INDEX message_paths ON messages (session, digest);
 CREATE INDEX messages_by_parent ON messages (parent);
 
 CREATE TABLE turns (

@@ -7,10 +7,12 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn
-from openclaw_rl.ledger.packing import common_prefix, damage, known, pack_json, unpack_message
+from openclaw_rl.ledger.packing import damage, known, pack_json, unpack_message
+from openclaw_rl.rendering.memo import remembered
 from openclaw_rl.types import SessionKey, State, TurnKind
 
 #: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.
@@ -35,6 +37,12 @@ QUARANTINED = "quarantined: "
 #: Begins the reason of a step that made the policy worse, and of its turns.
 SET_ASIDE = "the guard: "
 ALREADY_USED = (State.BATCHED, State.APPLIED)
+#: How many messages of a request that continues a turn are looked for: an agent's step adds fewer.
+LIKELY_NEW = 16
+#: How many messages one query looks for.
+MAX_LOOKED_FOR = 500
+#: How much memory messages may take as they are stored: a conversation comes again with each of its requests.
+MAX_PACKED_BYTES = 64_000_000
 
 
 class IllegalTransition(LedgerError):
@@ -121,49 +129,54 @@ def store_messages(
 ) -> int:
     """Follow the session's tree of messages, adding new ones; the number of the last message.
 
-    Turn `base` has probably the same messages at the beginning. They are read at once instead of one by one.
+    A turn with a `base` has probably only few messages that are not stored: the others are not looked for.
     """
-    bodies = [pack_json(message) for message in messages]
-    digests = [digest_of(body) for body in bodies]
-    path = [] if base is None else stored_path(db, session, base)
-    shared = common_prefix(digests, [digest for _number, digest in path])
-    parent: int | None = path[shared - 1][0] if shared else None
-    for body, digest in zip(bodies[shared:], digests[shared:], strict=True):
-        row = db.execute(
-            "SELECT number, body IS ? AS whole FROM messages WHERE session = ? AND coalesce(parent, 0) = ? "
-            "AND digest = ?",
-            (body, session, parent or 0, digest),
-        ).fetchone()
-        if row is not None and not row["whole"]:
-            # The stored message was damaged. The client has sent it again.
-            db.execute("UPDATE messages SET body = ? WHERE number = ?", (body, row["number"]))
+    packed = [packed_message(message) for message in messages]
+    paths = list(accumulate((digest for _body, digest in packed), path_digest, initial=b""))[1:]
+    if not paths:
+        raise ValueError("a request without messages")
+    first, stored = 0, dict[bytes, sqlite3.Row]()
+    for first in (max(0, len(paths) - LIKELY_NEW), 0) if base is not None else (0,):
+        stored = stored_messages(db, session, paths[first:])
+        if paths[first] in stored:
+            break
+    parent: int | None = None
+    for (body, _digest), path in zip(packed[first:], paths[first:], strict=True):
+        row = stored.get(path)
         if row is None:
             row = db.execute(
                 "INSERT INTO messages (session, parent, digest, body) VALUES (?, ?, ?, ?) RETURNING number",
-                (session, parent, digest, body),
+                (session, parent, path, body),
             ).fetchone()
+        elif row["body"] != body:
+            # The stored message was damaged. The client has sent it again.
+            db.execute("UPDATE messages SET body = ? WHERE number = ?", (body, row["number"]))
         parent = int(row[0])
-    if parent is None:
-        raise ValueError("a request without messages")
+    assert parent is not None
     return parent
 
 
-def digest_of(body: str) -> bytes:
-    return blake2b(body.encode(), digest_size=16).digest()
+def stored_messages(db: sqlite3.Connection, session: int, paths: Sequence[bytes]) -> dict[bytes, sqlite3.Row]:
+    """Those of a session's messages that are at the end of these paths."""
+    rows = list[sqlite3.Row]()
+    for start in range(0, len(paths), MAX_LOOKED_FOR):
+        some = paths[start : start + MAX_LOOKED_FOR]
+        marks = ", ".join("?" * len(some))
+        query = f"SELECT number, digest, body FROM messages WHERE session = ? AND digest IN ({marks})"
+        rows += db.execute(query, (session, *some)).fetchall()
+    return {row["digest"]: row for row in rows}
 
 
-def stored_path(db: sqlite3.Connection, session: int, turn: int) -> list[tuple[int, bytes]]:
-    """The messages of a turn's request, as numbers and digests; empty if it is a turn of another session."""
-    rows = db.execute(
-        "WITH RECURSIVE line (number, parent, digest, depth) AS ("
-        " SELECT m.number, m.parent, m.digest, 0 FROM turns t JOIN messages m ON m.number = t.request"
-        " WHERE t.number = ? AND t.session = ?"
-        " UNION ALL SELECT m.number, m.parent, m.digest, line.depth + 1"
-        " FROM messages m JOIN line ON m.number = line.parent AND m.number < line.number)"
-        " SELECT number, digest FROM line ORDER BY depth DESC",
-        (turn, session),
-    )
-    return [(row["number"], row["digest"]) for row in rows]
+@remembered(MAX_PACKED_BYTES)
+def packed_message(message: Mapping[str, Any]) -> tuple[str, bytes]:
+    """A message as it is stored, and a digest of that."""
+    body = pack_json(message)
+    return body, blake2b(body.encode(), digest_size=16).digest()
+
+
+def path_digest(before: bytes, digest: bytes) -> bytes:
+    """The digest of a message and all before it."""
+    return blake2b(digest, key=before, digest_size=16).digest()
 
 
 def load_messages(db: sqlite3.Connection, turn: int, last: int) -> list[dict[str, Any]]:
@@ -180,13 +193,14 @@ def load_messages(db: sqlite3.Connection, turn: int, last: int) -> list[dict[str
     with damage(turn):
         if not rows or rows[0]["parent"] is not None:
             raise ValueError("messages are missing")
-        return [read_message(row) for row in rows]
+        before = [b"", *(row["digest"] for row in rows[:-1])]
+        return [read_message(row, path) for row, path in zip(rows, before, strict=True)]
 
 
-def read_message(row: sqlite3.Row) -> dict[str, Any]:
-    """The message in a row. Raises ValueError if it is not the one that was written."""
+def read_message(row: sqlite3.Row, before: bytes) -> dict[str, Any]:
+    """The message in a row; `before` is the digest of the row before it. Raises ValueError if it has changed."""
     message = unpack_message(row["body"])
-    if digest_of(row["body"]) != row["digest"]:
+    if path_digest(before, blake2b(row["body"].encode(), digest_size=16).digest()) != row["digest"]:
         raise ValueError("a message has changed")
     return message
 

@@ -18,7 +18,7 @@ from openclaw_rl.ledger import packing, turns
 from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
 from openclaw_rl.ledger.schema import FILE, connect, create, prepare_to_write, snapshot, transaction
-from openclaw_rl.rendering.tokenizer import TokenCache
+from openclaw_rl.rendering.memo import ID_BYTES, Memo, shared
 from openclaw_rl.types import EpisodeMode, Turn
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ Query = Callable[Concatenate[sqlite3.Connection, P], T]
 
 #: How much memory token sequences may take: a conversation's next request needs those of its last turn. Enough for
 #: sixty conversations of 64,000 tokens.
-CACHED_SEQUENCES_BYTES = 32_000_000
+CACHED_SEQUENCES_BYTES = 64_000_000
 #: How long a commit waits for a lock that another program holds: the longest that a request is held up by it.
 LOCK_SECONDS = 2.0
 #: How often a suspended writer tries again.
@@ -39,6 +39,12 @@ RETRY_SECONDS = 2.0
 FAULTS_OF_A_CHANGE = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
 #: Changes in one commit.
 MAX_GROUP = 256
+#: How long a change that nobody waits for may wait for others to share a commit with.
+SHARING_SECONDS = 0.02
+#: After so many changed rows, the log is copied into the database. They take about 10 MB of the log.
+ROWS_IN_LOG = 2000
+#: Copies what no reader needs in the log, and stops nobody.
+COPY_LOG = "PRAGMA wal_checkpoint(PASSIVE)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +53,28 @@ class Pending:
 
     change: Callable[[sqlite3.Connection], Any]
     done: "Future[Any]"
+    is_awaited: bool
 
 
 class Writer:
     """The one thread that writes to the ledger: many small changes, few commits.
 
     - Changes are made in the order they were submitted, each whole or not at all.
-    - Those that wait when a commit begins are committed together, so they share the cost of making it durable.
+    - Those that wait when a commit begins are committed together, so they share the cost of making it durable. One that
+      nobody waits for is committed a moment later, if no other comes.
+    - SQLite's log is copied into the database by another thread, so that no change waits for it. The writer copies what
+      was written meanwhile, so that the log begins anew.
     - When the disk is full or another program holds the database, writing is suspended: changes fail at once instead
       of holding up the requests they belong to, and writing resumes by itself when a retry succeeds.
     """
 
     def __init__(self, connection: sqlite3.Connection, lock_seconds: float = LOCK_SECONDS) -> None:
         connection.execute(f"PRAGMA busy_timeout = {int(lock_seconds * 1000)}")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
         self._connection = connection
+        self._file = Path(connection.execute("PRAGMA database_list").fetchone()["file"])
+        self._copying: threading.Thread | None = None
+        self._rows_copied = connection.total_changes
         self.retry_seconds = RETRY_SECONDS
         self.max_group = MAX_GROUP
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
@@ -76,7 +90,7 @@ class Writer:
         self._retry_at = 0.0
         self._thread.start()
 
-    def submit(self, change: Callable[[sqlite3.Connection], T]) -> "Future[T]":
+    def submit(self, change: Callable[[sqlite3.Connection], T], *, is_awaited: bool = True) -> "Future[T]":
         """The change's result, once it is durable; CaptureSuspended or the change's own error otherwise."""
         done: Future[T] = Future()
         # A caller that stops waiting must not cancel the change: it is written all the same.
@@ -85,7 +99,7 @@ class Writer:
             if self._closed:
                 done.set_exception(CaptureSuspended("the ledger is closed"))
             else:
-                self._queue.put(Pending(change, done))
+                self._queue.put(Pending(change, done, is_awaited))
         return done
 
     def close(self) -> None:
@@ -94,16 +108,28 @@ class Writer:
             self._closed = True
             self._queue.put(None)
         self._thread.join()
+        if self._copying is not None:
+            self._copying.join()
         self._connection.close()
 
     def _run(self) -> None:
         while True:
-            group = [self._queue.get()]
-            while len(group) < self.max_group and not self._queue.empty():
-                group.append(self._queue.get())
+            group = self._next_group()
             self._write([pending for pending in group if pending is not None])
             if None in group:
                 return
+
+    def _next_group(self) -> list[Pending | None]:
+        group = [self._queue.get()]
+        end = time.monotonic() + SHARING_SECONDS
+        is_awaited = False
+        while len(group) < self.max_group:
+            is_awaited = is_awaited or group[-1] is None or group[-1].is_awaited
+            try:
+                group.append(self._queue.get(timeout=0 if is_awaited else max(0, end - time.monotonic())))
+            except queue.Empty:
+                break
+        return group
 
     def _write(self, group: list[Pending]) -> None:
         if self.suspended is not None and time.monotonic() < self._retry_at:
@@ -125,6 +151,24 @@ class Writer:
             answer()
         for listener in self.listeners:
             listener()
+        # Where it cannot be copied, it cannot be written either, and the next commit says so.
+        with contextlib.suppress(sqlite3.Error):
+            self._copy_log()
+
+    def _copy_log(self) -> None:
+        """Keep the log short, if it is long."""
+        if self._copying is None:
+            if self._connection.total_changes - self._rows_copied > ROWS_IN_LOG:
+                self._copying = threading.Thread(target=self._copy_aside, name="ledger-log", daemon=True)
+                self._copying.start()
+        elif not self._copying.is_alive():
+            self._copying = None
+            self._connection.execute(COPY_LOG)
+            self._rows_copied = self._connection.total_changes
+
+    def _copy_aside(self) -> None:
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(self._file)) as connection:
+            connection.execute(COPY_LOG)
 
     def _apply(self, pending: Pending) -> Callable[[], None]:
         """Make one change of the group; if it fails, it alone is undone. The returned function reports the result."""
@@ -152,6 +196,13 @@ class Writer:
         self.lost += len(group)
         for pending in group:
             pending.done.set_exception(CaptureSuspended(reason))
+
+
+class Sequences(Memo[int, tuple[Sequence[int], Sequence[int]]]):
+    """The tokens of turns, each in two parts: prompt and response."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes, lambda _, parts: ID_BYTES * sum(map(len, parts)))
 
 
 class Ledger:
@@ -191,7 +242,7 @@ class Ledger:
             self.writer = Writer(connection)
         self._of_thread = threading.local()
         self._readers: list[sqlite3.Connection] = []
-        self._sequences = TokenCache[int](CACHED_SEQUENCES_BYTES)
+        self._sequences = Sequences(CACHED_SEQUENCES_BYTES)
 
     def close(self) -> None:
         self.writer.close()
@@ -217,6 +268,10 @@ class Ledger:
     def submit(self, change: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """The same, not awaited: the change is made before every change that is submitted after it."""
         return self.writer.submit(lambda db: change(db, *args, **kwargs))
+
+    def submit_unawaited(self, change: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """The same for a change that nobody waits for: it may be made a moment later, together with others."""
+        return self.writer.submit(lambda db: change(db, *args, **kwargs), is_awaited=False)
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
@@ -257,15 +312,16 @@ class Ledger:
         """Record the turns of one answered request (`turns.capture`), and keep their tokens for the next request."""
         numbers = await self.write(turns.capture, answered, source, base, keep, done=done, episode=episode)
         for number, turn in zip(numbers, answered, strict=True):
-            self._sequences.put(number, [*turn.prompt_ids, *turn.response_ids], base, keep)
+            self._sequences.put(number, (turn.prompt_ids, shared(turn.response_ids)))
 
     def sequence(self, turn: int) -> list[int]:
         """A turn's tokens: prompt and response. Raises UnknownTurn, DamagedTurn and CaptureSuspended."""
-        sequence = self._sequences.get(turn)
-        if sequence is None:
-            sequence, _prompt_length = self.read(packing.sequence, turn)
-            self._sequences.put(turn, sequence)
-        return sequence
+        parts = self._sequences.get(turn)
+        if parts is None:
+            ids, _prompt_length = self.read(packing.sequence, turn)
+            parts = shared(ids), ()
+            self._sequences.put(turn, parts)
+        return [*parts[0], *parts[1]]
 
     def _reader(self) -> sqlite3.Connection:
         """This thread's own connection: threads that share one can get each other's rows (CPython issue 118172)."""

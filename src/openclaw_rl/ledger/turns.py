@@ -1,11 +1,10 @@
 """Turns: how they are recorded, continued and read."""
 
-import json
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from openclaw_rl.ledger import episodes, examples, notes, verdicts
@@ -44,6 +43,7 @@ from openclaw_rl.types import (
     EpisodeMode,
     EpisodeState,
     Feedback,
+    SamplingParams,
     Scores,
     SessionKey,
     Source,
@@ -53,6 +53,7 @@ from openclaw_rl.types import (
     TurnKind,
 )
 
+SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
 SESSION = "JOIN sessions s ON s.number = t.session"
 
 
@@ -91,13 +92,21 @@ def capture(
     first = turns[0]
     if episode is not None:
         episodes.begin(db, first.session, source, episode)
-    if first.kind is TurnKind.MAIN:
-        supersede(db, first.session, first.request_key)
-    if base is not None and db.execute("SELECT 1 FROM turns WHERE number = ?", (base,)).fetchone() is None:
+    known = db.execute(
+        "SELECT (SELECT number FROM turns WHERE number = ?) AS base, e.state AS episode,"
+        " (SELECT group_concat(t.number) FROM turns t WHERE t.request_key = ? AND t.session = s.number AND t.state = ?"
+        " AND t.next_state IS NULL) AS same FROM (SELECT 1) LEFT JOIN sessions s ON s.owner = ? AND s.id = ?"
+        " LEFT JOIN episodes e ON e.session = s.number",
+        (base, first.request_key, State.AWAITING, *first.session),
+    ).fetchone()
+    if first.kind is TurnKind.MAIN and known["same"]:
+        for number in str(known["same"]).split(","):
+            move(db, int(number), State.DROPPED, SUPERSEDED)
+    if base is not None and known["base"] is None:
         # The base turn was forgotten while this request was answered: store the whole prompt.
         base, keep = None, 0
         turns = [replace(turn, parent=None) for turn in turns]
-    late = EPISODE_ENDED if episode_state(db, first.session) not in (None, EpisodeState.HELD) else ""
+    late = EPISODE_ENDED if known["episode"] not in (None, EpisodeState.HELD) else ""
     numbers = []
     for turn in turns:
         reason = late if turn.kind is TurnKind.MAIN else turn.kind_reason
@@ -114,17 +123,6 @@ def episode_state(db: sqlite3.Connection, session: SessionKey) -> EpisodeState |
         "SELECT e.state FROM episodes e JOIN sessions s ON s.number = e.session WHERE s.owner = ? AND s.id = ?", session
     ).fetchone()
     return row and EpisodeState(row["state"])
-
-
-def supersede(db: sqlite3.Connection, session: SessionKey, request_key: bytes) -> None:
-    """Drop the turns of this session that answered the same request and still wait for a next state."""
-    rows = db.execute(
-        "SELECT t.number FROM turns t JOIN sessions s ON s.number = t.session "
-        "WHERE t.request_key = ? AND s.owner = ? AND s.id = ? AND t.state = ? AND t.next_state IS NULL",
-        (request_key, *session, State.AWAITING),
-    ).fetchall()
-    for row in rows:
-        move(db, row["number"], State.DROPPED, SUPERSEDED)
 
 
 def record_turn(
@@ -156,16 +154,23 @@ def record_turn(
         "top": pack_top(turn.top),
         "forced": pack_flags(turn.forced),
         "notes_from": turn.notes_from,
-        "sampling": json.dumps({**asdict(turn.sampling), "stop_token_ids": sorted(turn.sampling.stop_token_ids)}),
+        "sampling": packed_sampling(turn.sampling),
         "finish_reason": turn.finish_reason,
         "request_key": turn.request_key,
         "end_key": turn.end_key,
         "details": pack_json(turn.details) if turn.details else None,
     }
-    names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
-    row = db.execute(f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", values).fetchone()
+    names, marks = ", ".join(values), ", ".join("?" * len(values))
+    row = db.execute(
+        f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", tuple(values.values())
+    ).fetchone()
     notes.record(db, int(row[0]), turn)
     return int(row[0])
+
+
+def packed_sampling(params: SamplingParams) -> str:
+    values = {name: getattr(params, name) for name in SAMPLING_FIELDS}
+    return pack_json({**values, "stop_token_ids": sorted(params.stop_token_ids)})
 
 
 def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -182,11 +187,12 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
         raise UnknownTurn(f"there is no turn {turn}")
     if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
         return
-    db.execute(
-        "UPDATE turns SET next_state = ?, next_at = ? WHERE number = ?", (pack_json(messages), time.time(), turn)
-    )
-    if row["state"] in (State.AWAITING, State.DROPPED) and not row["episode"]:
-        move(db, turn, State.READY)
+    # What `move` does too, in the same statement: this comes with every turn of a conversation.
+    is_ready = row["state"] in (State.AWAITING, State.DROPPED) and not row["episode"]
+    now = time.time()
+    moved, to = (", state = ?, reason = '', ready_at = ?", (State.READY, now)) if is_ready else ("", ())
+    values = (pack_json(messages), now, *to, turn)
+    db.execute(f"UPDATE turns SET next_state = ?, next_at = ?{moved} WHERE number = ?", values)
 
 
 def set_logprobs(

@@ -20,6 +20,7 @@ from jinja2.utils import Namespace
 
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.call_history import QUESTION, RESULTS, HistoryForm, decoded, find_form, probe
+from openclaw_rl.rendering.memo import remembered, shared
 from openclaw_rl.rendering.reasoning import reasoning_of
 from openclaw_rl.rendering.tokenizer import ChatTokenizer, Detokenizer, TooLong
 from openclaw_rl.rendering.tool_formats import WRITTEN, CallFormat, choose_format, written_in
@@ -39,6 +40,8 @@ CHATML = (
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+#: How much memory messages, and tools, may take in the form that templates take: a next request has them again.
+MAX_GUARDED_BYTES = 32_000_000
 #: Marks where a template writes the system message. A Unicode noncharacter, which no template contains.
 SYSTEM_MARK = "\ufdd0"
 #: A tool, to see whether a template shows it.
@@ -109,13 +112,15 @@ class ChatRenderer:
                 folder,
             )
         self.reasoning = reasoning_of(self.template.text)
+        self._guarded = remembered(MAX_GUARDED_BYTES)(self._guard_message)
+        self._guarded_tools = remembered(MAX_GUARDED_BYTES)(self._guard_tools)
         self._learn_about_tools()
 
     def _learn_about_tools(self) -> None:
         """Find out what the template does with tools, calls and results."""
         template = self.template.text
         shows_tools = self._shows([QUESTION], [PROBE_TOOL])
-        self._in_system = not shows_tools and self._shows(tools_in_system([QUESTION], [PROBE_TOOL]))
+        self._in_system = not shows_tools and self._shows(tools_in_system([QUESTION], functions_text([PROBE_TOOL])))
         self._instructs = not shows_tools and not self._in_system
         form = find_form(partial(self._try, tools=[PROBE_TOOL]), template)
         self.tool_format = "hermes"
@@ -139,17 +144,28 @@ class ChatRenderer:
         answer: bool = True,
     ) -> str:
         """The chat as the template writes it; with `answer`, up to where the assistant's answer begins."""
-        guard = self.tokenizer.guard
-        chat = map_text(self.history_form.apply([template_message(message) for message in messages]), guard)
-        given = map_text(list(tools), guard)
-        # Written after the guard, because only messages must not have control tokens.
-        if not self._writes_calls:
-            chat = [spell_out_message(message, self._written, results=not self._writes_results) for message in chat]
-        if given and self._instructs:
-            chat, given = with_instructions(chat, given, self._written), []
-        elif given and self._in_system:
-            chat, given = tools_in_system(chat, given), []
+        formed = self.history_form.apply([template_message(message) for message in messages])
+        chat = [self._guarded(message) for message in formed]
+        given = self._guarded_tools(list(tools)) if tools else []
+        if isinstance(given, str):
+            write = with_instructions if self._instructs else tools_in_system
+            chat, given = write(chat, given), []
         return self._render(chat, given, options or {}, answer)
+
+    def _guard_message(self, message: Message) -> Message:
+        """A message of which no part can become a control token."""
+        guarded: Message = map_text(message, self.tokenizer.guard)
+        # Written after the guard, because only messages must not have control tokens.
+        if self._writes_calls:
+            return guarded
+        return spell_out_message(guarded, self._written, results=not self._writes_results)
+
+    def _guard_tools(self, tools: list[Any]) -> list[Any] | str:
+        """The same for tools; the text that shows them if the template does not."""
+        guarded: list[Any] = map_text(tools, self.tokenizer.guard)
+        if self._instructs:
+            return tool_instructions(guarded, self._written)
+        return functions_text(guarded) if self._in_system else guarded
 
     def render(self, chat: TemplateInput, at_most: int | None = None) -> RenderedPrompt:
         """The prompt of a chat. Raises ChatError, and TooLong if it has more than `at_most` tokens."""
@@ -190,7 +206,7 @@ class ChatRenderer:
         if not isinstance(given, str):
             if len(given) > at_most:
                 raise TooLong
-            return RenderedPrompt(list(given), opens_reasoning=False)
+            return RenderedPrompt(shared(given), opens_reasoning=False)
         ids = self.tokenizer.encode_chat(given, at_most)
         beginning = self.tokenizer.beginning
         begins = ids[: len(beginning)] == beginning
@@ -268,19 +284,26 @@ def images_in(content: Any) -> list[str]:
     return [part["image_url"]["url"] for part in parts if part.get("type") == IMAGE_PART]
 
 
-def tools_in_system(chat: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def functions_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+
+
+def tools_in_system(chat: Sequence[Message], functions: str) -> list[Message]:
     """Tools as a field of the system message, where some templates look for them."""
     first, *others = chat
     if first["role"] != "system":
         first, others = {"role": "system", "content": ""}, list(chat)
-    return [{**first, "tools": json.dumps([tool["function"] for tool in tools], ensure_ascii=False)}, *others]
+    return [{**first, "tools": functions}, *others]
 
 
-def with_instructions(chat: list[Message], tools: Sequence[Mapping[str, Any]], format: CallFormat) -> list[Message]:
-    """Write tools into the system message, for templates that do not show them."""
+def tool_instructions(tools: Sequence[Mapping[str, Any]], format: CallFormat) -> str:
+    """What tells a model about its tools whose template does not show them."""
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    example = format.write("function-name", {"argument": "value"})
-    instructions = TOOL_INSTRUCTIONS.format(schemas=schemas, example=example)
+    return TOOL_INSTRUCTIONS.format(schemas=schemas, example=format.write("function-name", {"argument": "value"}))
+
+
+def with_instructions(chat: list[Message], instructions: str) -> list[Message]:
+    """Write instructions into the system message."""
     if chat and chat[0]["role"] == "system":
         first = {**chat[0], "content": f"{chat[0]['content']}\n\n{instructions}"}
         return [first, *chat[1:]]

@@ -22,10 +22,13 @@ from openclaw_rl.rendering.chat import (
     images_in,
 )
 from openclaw_rl.rendering.clients import is_passing, message_words
+from openclaw_rl.rendering.memo import remembered
 from openclaw_rl.types import Continuation
 
 #: Marks where a response ends. A Unicode noncharacter, which no message has reason to contain.
 END_MARK = "\ufdd1"
+#: How much memory may be taken by what messages say: a conversation comes again with each of its requests.
+MAX_SAID_BYTES = 32_000_000
 _REASONING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
@@ -44,13 +47,10 @@ def keys(owner: str, messages: Sequence[Message]) -> ConversationKeys:
     key = blake2b(owner.encode(), digest_size=16).digest()
     ends = []
     for number, message in enumerate(messages, start=1):
-        # Clients may change the system prompt from turn to turn within one conversation.
-        if message["role"] in ("system", "developer"):
+        said = said_in(message)
+        if not said:
             continue
-        words = message_words(message)
-        if not words and is_passing(message):
-            continue
-        key = digest(key, meaning(message, words))
+        key = blake2b(said, key=key, digest_size=16).digest()
         if message["role"] == "assistant":
             ends.append((number, key))
     return ConversationKeys(key, ends[::-1])
@@ -58,12 +58,18 @@ def keys(owner: str, messages: Sequence[Message]) -> ConversationKeys:
 
 def extend(key: bytes, message: Mapping[str, Any]) -> bytes:
     """The key of a conversation with one more message."""
-    return digest(key, meaning(message))
+    return blake2b(said_in(message), key=key, digest_size=16).digest()
 
 
-def digest(key: bytes, said: list[Any]) -> bytes:
-    text = json.dumps(said, ensure_ascii=False, sort_keys=True)
-    return blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
+@remembered(MAX_SAID_BYTES)
+def said_in(message: Mapping[str, Any]) -> bytes:
+    """A digest of what a message says; empty if it does not count."""
+    words = message_words(message)
+    # Clients may change the system prompt from turn to turn within one conversation.
+    if message["role"] in ("system", "developer") or (not words and is_passing(message)):
+        return b""
+    text = json.dumps(meaning(message, words), ensure_ascii=False, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def meaning(message: Mapping[str, Any], words: str | None = None) -> list[Any]:
@@ -96,11 +102,10 @@ class RecordedTurn:
 
     ids: list[int]
     """The tokens of prompt and response."""
-    response: list[int]
+    responses: Callable[[], Sequence[list[int]]]
+    """Fetches its response and those of the turns before it, the latest first. Called only if they are needed."""
     request: Callable[[], Sequence[Message]]
     """Fetches the messages of its request (tools first, as role `tools`). Called only if they are needed."""
-    earlier: Callable[[], Sequence[list[int]]] = tuple
-    """Fetches the responses of the turns before it, the latest first. Called only if they are needed."""
 
 
 def continue_turn(
@@ -112,9 +117,10 @@ def continue_turn(
     """
     if rendered.ids[: len(turn.ids)] == turn.ids:
         return rendered, Continuation.EXTENDS
-    complete = has_whole_response(renderer, chat.messages[covered - 1], turn.response)
+    responses = turn.responses()
+    complete = has_whole_response(renderer, chat.messages[covered - 1], responses[0])
     same = complete and same_request(chat, covered, turn)
-    new_text = accepted_part(renderer, chat, covered, [turn.response, *turn.earlier()]) if same else None
+    new_text = accepted_part(renderer, chat, covered, responses) if same else None
     if new_text is None:
         return rendered, Continuation.FORKED
     ids = turn.ids + renderer.tokenizer.encode_chat(new_text)

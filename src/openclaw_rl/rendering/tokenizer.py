@@ -9,19 +9,18 @@ they are asked for.
 import os
 import re
 import sys
-import threading
-from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
 
 from openclaw_rl.models import BadModelFolder, read_json_object
+from openclaw_rl.rendering.memo import TokenCache, shared
 
 # Every decoder returns this for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
@@ -170,66 +169,9 @@ MATCHES_NOTHING = r"(?!)"
 MAX_CACHED_BYTES = 64_000_000
 #: The longest text that is tokenised or searched at once while it is not known whether it fits into the context.
 PIECE_CHARACTERS = 65_536
-#: A list has a pointer for each id.
-ID_BYTES = 8
-#: What an entry takes besides its key and its ids.
-ENTRY_BYTES = 200
-#: No vocabulary has as many tokens. Without a bound, ids that clients make up would fill the memory.
-MAX_SHARED_ID = 1 << 20
-_SHARED_IDS: dict[int, int] = {}
-
-Key = TypeVar("Key", bound=Hashable)
 
 # The calling thread tokenises. Otherwise the library would start a thread for each core, and one request could use all.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-class TokenCache(Generic[Key]):
-    """Token ids by key, bounded by the memory that they take: the least recently used are forgotten first.
-
-    Threads may share it. Equal ids in all caches are one object. So an id takes 8 bytes, and Python compares two long
-    prompts without looking at the numbers.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._ids: OrderedDict[Key, list[int]] = OrderedDict()
-        self._lock = threading.Lock()
-        self.bytes = 0
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._ids
-
-    def get(self, key: Key) -> list[int] | None:
-        """The ids of a key. The list belongs to the cache: nobody changes it."""
-        with self._lock:
-            ids = self._ids.get(key)
-            if ids is None:
-                return None
-            self._ids.move_to_end(key)
-        return ids
-
-    def put(self, key: Key, ids: Sequence[int], base: Key | None = None, keep: int = 0) -> None:
-        """Remember ids. The first `keep` of them are those of `base`, if it is given."""
-        with self._lock:
-            known = self._ids.get(base, [])[:keep] if base is not None else []
-        whole = [*known, *shared(ids[len(known) :])]
-        with self._lock:
-            if key in self._ids:
-                self.bytes -= entry_bytes(key, self._ids.pop(key))
-            self._ids[key] = whole
-            self.bytes += entry_bytes(key, whole)
-            while self.bytes > self._max_bytes:
-                self.bytes -= entry_bytes(*self._ids.popitem(last=False))
-
-
-def shared(ids: Sequence[int]) -> list[int]:
-    """The same ids as objects that all caches use."""
-    return [_SHARED_IDS.setdefault(id, id) if id < MAX_SHARED_ID else id for id in ids]
-
-
-def entry_bytes(key: Hashable, ids: Sequence[int]) -> int:
-    return sys.getsizeof(key) + ID_BYTES * len(ids) + ENTRY_BYTES
 
 
 class TooLong(ValueError):
@@ -301,7 +243,7 @@ class ChatTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of a text. Control tokens in it become ordinary text."""
-        return list(self._encode(text))
+        return list(self._segment(text, "", "", sys.maxsize))
 
     @property
     def beginning(self) -> list[int]:
@@ -315,24 +257,39 @@ class ChatTokenizer:
         start = 0
         after = ""
         for control in self._controls(text):
-            self._add(ids, self._segment(text[start : control.start()], after, control[0]), limit)
-            ids.append(self._control[control[0]])
-            start = control.end()
-            after = control[0]
-        self._add(ids, self._segment(text[start:], after, ""), limit)
-        return ids
-
-    def _add(self, ids: list[int], text: str, limit: int) -> None:
-        """Add the ids of a segment. Raises TooLong."""
-        if self._is_longer(text, limit - len(ids)):
-            raise TooLong
-        ids += self._encode(text)
+            begin, end = control.span()
+            name = control[0]
+            ids += self._segment(text[start:begin], after, name, limit - len(ids))
+            ids.append(self._control[name])
+            start = end
+            after = name
+        ids += self._segment(text[start:], after, "", limit - len(ids))
         if len(ids) > limit:
             raise TooLong
+        return ids
+
+    def _segment(self, text: str, after: str, before: str, limit: int) -> list[int]:
+        """The ids of the text between two control tokens, some of which remove the spaces next to them.
+
+        The list belongs to the cache. Raises TooLong.
+        """
+        if self._strips_right and after in self._strips_right:
+            text = text.lstrip()
+        if self._strips_left and before in self._strips_left:
+            text = text.rstrip()
+        ids = self._segments.get(text) if text else []
+        if ids is None:
+            if self._is_longer(text, limit):
+                raise TooLong
+            ids = shared(self._tokenize(text).ids)
+            self._segments.put(text, ids)
+        if len(ids) > limit:
+            raise TooLong
+        return ids
 
     def _is_longer(self, text: str, tokens: int) -> bool:
         """Whether a long text has more tokens than that. Tokenises pieces of it, until it is certain."""
-        if len(text) <= max(PIECE_CHARACTERS, tokens) or text in self._segments:
+        if len(text) <= max(PIECE_CHARACTERS, tokens):
             return False
         # Cutting a text changes the tokens next to the cuts only.
         pieces = (text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS))
@@ -340,34 +297,15 @@ class ChatTokenizer:
 
     def _controls(self, text: str) -> Iterator[re.Match[str]]:
         """The control tokens in a text. One search looks at a bounded part of it, so that other threads can go on."""
-        if len(text) <= PIECE_CHARACTERS:
-            return self._control_pattern.finditer(text)
-        return self._controls_in_pieces(text)
-
-    def _controls_in_pieces(self, text: str) -> Iterator[re.Match[str]]:
         start = 0
         while start < len(text):
             end = start + PIECE_CHARACTERS
-            control = self._control_pattern.search(text, start, end + self._longest_control)
-            if control and control.start() < end:
+            for control in self._control_pattern.finditer(text, start, end + self._longest_control):
+                if control.start() >= end:
+                    break
                 yield control
                 start = control.end()
-            else:
-                start = end
-
-    def _segment(self, text: str, after: str, before: str) -> str:
-        """The text between two control tokens. Some control tokens remove the spaces next to them."""
-        if after in self._strips_right:
-            text = text.lstrip()
-        return text.rstrip() if before in self._strips_left else text
-
-    def _encode(self, text: str) -> list[int]:
-        """The ids of a segment. The list belongs to the cache."""
-        ids = self._segments.get(text) if text else []
-        if ids is None:
-            ids = self._tokenize(text).ids
-            self._segments.put(text, ids)
-        return ids
+            start = max(start, end)
 
     def _tokenize(self, text: str) -> Encoding:
         # `encode` holds the interpreter's lock and would stop all other threads; `encode_batch_fast` does not.

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -61,9 +62,17 @@ class Capture:
             lambda: ledger.suspended is not None,
         )
         self._continued: set[int] = set()
+        self._lock = threading.Lock()
 
     def open(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
-        """The prompt, and the turn that begins: None if the request is not to be recorded, or cannot be now."""
+        """The prompt, and the turn that begins: None if the request is not to be recorded, or cannot be now.
+
+        Requests are taken in turn, whatever thread they come from.
+        """
+        with self._lock:
+            return self._open(incoming)
+
+    def _open(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
         try:
             if not is_recorded(incoming):
                 return self._prompts.unrecorded(incoming), None
@@ -89,7 +98,7 @@ class Capture:
 
     def prompt(self, incoming: IncomingRequest) -> RenderedPrompt:
         """The prompt with which a request would be answered. Records nothing."""
-        with contextlib.suppress(LedgerError):
+        with contextlib.suppress(LedgerError), self._lock:
             if not is_recorded(incoming):
                 return self._prompts.unrecorded(incoming)
             turn = self._place(incoming)
@@ -130,7 +139,7 @@ class Capture:
             number, said = reaction
             if turn.incoming.headers.get("user-agent", "").startswith(OPENCODE):
                 said = [m if m["role"] == "tool" else m | {"content": without_quotes(m["content"])} for m in said]
-            self.ledger.submit(set_next_state, number, said).add_done_callback(report_failure)
+            self.ledger.submit_unawaited(set_next_state, number, said).add_done_callback(report_failure)
 
 
 def is_recorded(incoming: IncomingRequest) -> bool:

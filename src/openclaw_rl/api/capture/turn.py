@@ -230,7 +230,8 @@ class PromptMaker:
                 earlier = self._recorded(ancestor, recorded, partial(self.notes.messages, notes=notes))
                 added = len(noted.chat.messages) - len(incoming.chat.messages)
                 turn.prompt, turn.continuation = self._continue(noted, ancestor.depth + added, earlier)
-        turn.shared_tokens = common_prefix(turn.prompt.ids, recorded)
+        begins_so = turn.continuation is not Continuation.FORKED and (noted is not None or without_notes is recorded)
+        turn.shared_tokens = len(recorded) if begins_so else common_prefix(turn.prompt.ids, recorded)
 
     def unrecorded(self, incoming: IncomingRequest) -> RenderedPrompt:
         """The prompt of a request that is not recorded: with the owner's notes of today."""
@@ -274,7 +275,6 @@ class PromptMaker:
 
         return history.RecordedTurn(
             ids=ids,
-            response=self.ledger.read(packing.response, ancestor.number),
+            responses=lambda: self.ledger.read(packing.responses, ancestor.number),
             request=request,
-            earlier=lambda: self.ledger.read(packing.earlier_responses, ancestor.number),
         )

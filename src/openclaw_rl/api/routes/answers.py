@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.reader import IncomingRequest
+from openclaw_rl.api.reader import RawRequest
 from openclaw_rl.api.service import OperationFailed, ServerState, server_of
 from openclaw_rl.api.wire import ChatRequest, body_schema
 from openclaw_rl.api.wires.base import Wire, renamed
@@ -33,6 +32,7 @@ router = APIRouter()
 
 #: Tells proxies to pass a stream on piece by piece.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+WATCH_AFTER_SECONDS = 0.02
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -71,12 +71,14 @@ async def answer(request: Request, wire: Wire) -> Response:
     """Read a request, sample, and send the answer, either at once or as a stream of server-sent events."""
     server = server_of(request)
     try:
-        incoming = await read(server, request, wire)
-        completion = await server.service.begin(incoming, wire.id_prefix)
+        owner = server.keys.owner(request)
+        async with server.bodies.read(request, server.bodies.max_bytes) as content:
+            raw = raw_request(server, request, wire, owner, content)
+            incoming, completion = await server.service.begin(raw, lambda: wire.id_prefix)
     except ApiError as error:
         server.service.metrics.requests["refused"].inc()
         raise renamed(error, wire.names) from error
-    watch = asyncio.create_task(close_on_disconnect(request, completion))
+    watch = DisconnectWatch(request, completion)
     try:
         await completion.ready()
         if not incoming.request.stream:
@@ -86,26 +88,53 @@ async def answer(request: Request, wire: Wire) -> Response:
     return StreamingResponse(wire.events(completion), media_type=wire.media_type, headers=STREAM_HEADERS)
 
 
-async def read(server: ServerState, request: Request, wire: Wire) -> IncomingRequest:
-    """The request and its prompt. Raises ApiError."""
-    owner = server.keys.owner(request)
-    async with server.bodies.read(request, server.bodies.max_bytes) as content:
-        incoming = await server.service.reader.read(content, wire.parse, owner, request.headers)
-    line = server.line_for(owner, incoming.request.model)
-    if line == SHARED:
-        return incoming
-    try:
-        await server.operations.serve_line(line)
-    except OperationFailed as error:
-        raise ApiError(503, str(error), code="line_unavailable") from error
-    return replace(incoming, line=line)
+def raw_request(server: ServerState, request: Request, wire: Wire, owner: str, content: bytes) -> RawRequest:
+    """A request whose body has been read."""
+    line = SHARED
+
+    def parse(body: bytes) -> ChatRequest:
+        nonlocal line
+        asked = wire.parse(body)
+        line = server.line_for(owner, asked.model)
+        return asked
+
+    async def ready_line() -> str:
+        if line != SHARED:
+            try:
+                await server.operations.serve_line(line)
+            except OperationFailed as error:
+                raise ApiError(503, str(error), code="line_unavailable") from error
+        return line
+
+    # A dict, because Starlette's headers search all of them whenever they are asked for one. The first one counts.
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])}
+    return RawRequest(content, parse, owner, headers, ready_line)
 
 
-async def close_on_disconnect(request: Request, completion: Completion) -> None:
-    """Stop the generation when the client disconnects. The body must have been read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    completion.close()
+class DisconnectWatch:
+    """Stops the generation when the client disconnects. The body must have been read before.
+
+    It begins after a moment, because a task takes longer than the rest of a short answer that is there at once.
+    """
+
+    def __init__(self, request: Request, completion: Completion) -> None:
+        self._request = request
+        self._completion = completion
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._begin)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._completion.close()
 
 
 @post("/v1/chat/completions", ChatRequest)
@@ -131,7 +160,9 @@ async def counted(request: Request, wire: Wire) -> int:
     """How many tokens the prompt of a request has. Raises ApiError."""
     server = server_of(request)
     try:
-        return await server.service.count(await read(server, request, wire))
+        owner = server.keys.owner(request)
+        async with server.bodies.read(request, server.bodies.max_bytes) as content:
+            return await server.service.count(raw_request(server, request, wire, owner, content))
     except ApiError as error:
         raise renamed(error, wire.names) from error
 

@@ -50,7 +50,7 @@ class Wire(Protocol):
 def data_event(body: Mapping[str, Any]) -> bytes:
     """A server-sent event, as OpenAI's older wires write it. No character in it ends a line but its last two."""
     text = to_json(body)
-    for line_end, escaped in LINE_ENDS:
+    for line_end, escaped in () if text.isascii() else LINE_ENDS:
         text = text.replace(line_end, escaped)
     return b"data: " + text + b"\n\n"
 

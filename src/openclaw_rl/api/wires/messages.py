@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, WrapValidator, model_validator
 from pydantic_core import to_json
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
+from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, KnownItems, ListOf, WireModel, parse
 from openclaw_rl.api.wires.base import (
     EVENTS,
     Block,
@@ -100,6 +101,14 @@ class MessagesMessage(WireModel):
     role: Literal["user", "assistant", "system"]
     content: str | ListOf[ContentBlock]
 
+    @cached_property
+    def chat_messages(self) -> list[dict[str, Any]]:
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        if self.role == "assistant":
+            return [assistant_message(self.content)]
+        return list(user_messages(self.role, self.content))
+
 
 class MessagesTool(WireModel):
     type: str | None = None
@@ -162,7 +171,7 @@ class MessagesRequest(CaptureFields):
 
     model_config = ConfigDict(strict=True)
 
-    messages: ListOf[MessagesMessage] = Field(min_length=1)
+    messages: Annotated[ListOf[MessagesMessage], Field(min_length=1), WrapValidator(KnownItems())]
     model: str | None = None
     system: str | ListOf[MessagesText] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -206,12 +215,7 @@ def chat_messages(request: MessagesRequest) -> Iterator[dict[str, Any]]:
     if system := system_prompt(request.system):
         yield {"role": "system", "content": system}
     for message in request.messages:
-        if isinstance(message.content, str):
-            yield {"role": message.role, "content": message.content}
-        elif message.role == "assistant":
-            yield assistant_message(message.content)
-        else:
-            yield from user_messages(message.role, message.content)
+        yield from message.chat_messages
 
 
 def system_prompt(system: str | list[MessagesText] | None) -> str:

@@ -112,7 +112,7 @@ def translate(request: OllamaRequest, messages: list[dict[str, Any]], tools: lis
         messages=messages,
         # Ollama streams unless it is told not to.
         stream=request.stream is not False,
-        tools=[tool.model_dump() for tool in tools] if tools else None,
+        tools=tools,
         max_completion_tokens=most if most and most > 0 else None,
         response_format=response_format(request.format),
         chat_template_kwargs={"enable_thinking": bool(think)} if think is not None else None,

@@ -128,7 +128,7 @@ class ResponsesWire:
         self.request = parse_responses(body)
         if self.request.instructions:
             self.id_prefix = INSTRUCTED
-        self._tools = [{"strict": False, **tool.model_dump(exclude_none=True)} for tool in self.request.tools or ()]
+        self._tools = [{"strict": False, "type": tool.type, **tool.function} for tool in self.request.tools or ()]
         details = recorded_details(self.request, self._tools)
         return translate(self.request, self._earlier, details)
 

@@ -1,12 +1,22 @@
 """Requests of OpenAI's Responses API, and their input items, as chat requests."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, TextPart, WireModel, parse
+from openclaw_rl.api.wire import (
+    MAX_TEMPERATURE,
+    CaptureFields,
+    ChatRequest,
+    KnownItems,
+    ListOf,
+    TextPart,
+    WireModel,
+    parse,
+)
 from openclaw_rl.api.wires.base import chat_request, image_part, refuse_fields, same_fields, with_images
 from openclaw_rl.rendering.chat import Message
 
@@ -44,6 +54,14 @@ class MessageItem(WireModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | ListOf[ItemPart]
 
+    @cached_property
+    def chat_message(self) -> Message:
+        if self.role == "assistant":
+            return {"role": self.role, "content": joined(self.content, "")}
+        # The role `system` is kept for instructions, which the next request may replace.
+        role = "developer" if self.role == "system" else self.role
+        return {"role": role, "content": chat_content(self.content)}
+
 
 class FunctionCallItem(WireModel):
     type: Literal["function_call"]
@@ -56,6 +74,10 @@ class FunctionOutputItem(WireModel):
     type: Literal["function_call_output"]
     call_id: str
     output: str | ListOf[ItemPart]
+
+    @cached_property
+    def chat_message(self) -> Message:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": chat_content(self.output)}
 
 
 class ReasoningItem(WireModel):
@@ -71,7 +93,7 @@ InputItem = Annotated[MessageItem | FunctionCallItem | FunctionOutputItem | Reas
 AnswerItem = MessageItem | FunctionCallItem | ReasoningItem
 
 
-def chat_messages(given: str | list[InputItem]) -> Iterator[dict[str, Any]]:
+def chat_messages(given: str | list[InputItem]) -> Iterator[Message]:
     """The messages of a chat. Consecutive items of the assistant become one message, as they were sampled."""
     if isinstance(given, str):
         yield {"role": "user", "content": given}
@@ -82,19 +104,11 @@ def chat_messages(given: str | list[InputItem]) -> Iterator[dict[str, Any]]:
             if answer:
                 yield assistant_message(answer)
                 answer = []
-            yield other_message(item)
+            yield item.chat_message
         else:
             answer.append(item)
     if answer:
         yield assistant_message(answer)
-
-
-def other_message(item: FunctionOutputItem | MessageItem) -> dict[str, Any]:
-    if isinstance(item, FunctionOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": chat_content(item.output)}
-    # The role `system` is kept for instructions, which the next request may replace.
-    role = "developer" if item.role == "system" else item.role
-    return {"role": role, "content": chat_content(item.content)}
 
 
 def chat_content(content: str | Sequence[ItemText | ItemImage]) -> str | list[dict[str, Any]]:
@@ -103,14 +117,16 @@ def chat_content(content: str | Sequence[ItemText | ItemImage]) -> str | list[di
     return with_images(joined(content), images)
 
 
-def assistant_message(items: list[AnswerItem]) -> dict[str, Any]:
+def assistant_message(items: list[AnswerItem]) -> Message:
+    if len(items) == 1 and isinstance(items[0], MessageItem):
+        return items[0].chat_message
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for item in items:
         match item:
             case MessageItem():
-                texts.append(joined(item.content, ""))
+                texts.append(item.chat_message["content"])
             case ReasoningItem():
                 thoughts.append(joined(item.content or item.encrypted_content or "", ""))
             case FunctionCallItem():
@@ -143,10 +159,11 @@ class FunctionTool(WireModel):
             raise ValueError("a function needs a name")
         return self
 
-    def chat_tool(self) -> dict[str, Any]:
+    @cached_property
+    def function(self) -> dict[str, Any]:
+        """All that is said about it."""
         optional = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"type": "function", "function": {"name": self.name, **given}}
+        return {"name": self.name, **{name: value for name, value in optional.items() if value is not None}}
 
 
 class TextFormat(WireModel):
@@ -176,7 +193,7 @@ class ResponsesRequest(CaptureFields):
 
     model_config = ConfigDict(strict=True)
 
-    input: str | ListOf[InputItem]
+    input: str | Annotated[ListOf[InputItem], WrapValidator(KnownItems())]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -232,7 +249,7 @@ def translate(
         **same_fields(request),
         messages=[*messages, *chat_messages(request.input)],
         stream=bool(request.stream),
-        tools=[tool.chat_tool() for tool in request.tools] if request.tools else None,
+        tools=[{"type": "function", "function": tool.function} for tool in request.tools or ()] or None,
         tool_choice=chat_choice(request.tool_choice),
         max_completion_tokens=request.max_output_tokens,
         response_format=text.chat_format() if text else None,

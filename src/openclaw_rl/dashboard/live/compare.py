@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.reader import RawRequest
 from openclaw_rl.api.service import OperationFailed
 from openclaw_rl.api.wire import parse_request
 from openclaw_rl.dashboard.live.access import Viewer
@@ -101,13 +102,13 @@ async def begin(
 async def ask(dashboard: Dashboard, viewer: Viewer, text: str, version: int, session: str) -> Completion:
     service = dashboard.server.service
     body = to_json({"messages": [{"role": "user", "content": text}], "max_tokens": MAX_ANSWER_TOKENS})
-    incoming = await service.reader.read(body, parse_request, viewer.owner, {"x-session-id": session})
+    raw = RawRequest(body, parse_request, viewer.owner, {"x-session-id": session})
     try:
-        return await service.begin(incoming, "chatcmpl-", version)
+        return (await service.begin(raw, lambda: "chatcmpl-", version))[1]
     except VersionGone:
         try:
             held = await dashboard.server.operations.hold(version)
-            return await service.begin(incoming, "chatcmpl-", held)
+            return (await service.begin(raw, lambda: "chatcmpl-", held))[1]
         except (OperationFailed, VersionGone) as error:
             raise PageProblem(409, str(error)) from error
 
