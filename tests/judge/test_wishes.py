@@ -78,22 +78,22 @@ def read_rightly(name: str) -> tuple[float, float, float]:
 
 
 def test_reads_lasting_wishes_in_ordinary_words() -> None:
-    """The weights are fitted on the first set and not on the second.
+    """The weights are fitted on the first two sets. The third and fourth only measure.
 
-    Nobody who works on the reader looks at the cases of the third, which is scored for reports only.
+    Nobody who works on the reader looks at the cases of the last, which is scored for reports only.
     """
-    right, wrong, false = read_rightly("lasting_wishes_tuning.jsonl")
-    assert right >= 0.82
-    assert wrong <= 0.03
-    assert false <= 0.02
-    right, wrong, false = read_rightly("lasting_wishes_development.jsonl")
-    assert right >= 0.72
-    assert wrong <= 0.03
-    assert false <= 0.04
-    right, wrong, false = read_rightly("lasting_wishes_sealed.jsonl")
-    assert right >= 0.57
-    assert wrong <= 0.19
-    assert false <= 0.06
+    bounds = {
+        "tuning": (0.9, 0.02, 0.01),
+        "more_tuning": (0.82, 0.02, 0.02),
+        "development": (0.72, 0.03, 0.04),
+        "more_check": (0.64, 0.04, 0.08),
+        "sealed": (0.58, 0.2, 0.08),
+    }
+    for name, (least, most_wrong, most_false) in bounds.items():
+        right, wrong, false = read_rightly(f"lasting_wishes_{name}.jsonl")
+        assert right >= least, name
+        assert wrong <= most_wrong, name
+        assert false <= most_false, name
 
 
 def persona_of_the_tutorial(folder: Path) -> Persona:
@@ -292,16 +292,17 @@ def test_a_call_is_no_name(said: str) -> None:
     [
         ("You forgot to call me Chef.", "Call the user Chef."),
         ("Where is the TL;DR?", "Include the TL;DR."),
-        ("We use tabs here, not spaces.", "Use tabs, not spaces."),
+        ("We use tabs here, not spaces.", "The users use tabs here, not spaces."),
         ("My name is Sam, not user.", "Call the user Sam, not user."),
-        ("Code only. I don't need the explanation.", "Give only Code. Leave out the explanation."),
+        ("Code only. I don't need the explanation.", "Code only. The user does not need the explanation."),
         ("There's no TL;DR in that. Add one next time.", "Include TL;DR."),
         ("Again no sources!", "Include sources."),
         ("Would it kill you to say please and thank you every time?", "Say please and thank you every time."),
         ("Why do you always repeat my question?", "Do not repeat the user's question."),
-        ("Tables mean nothing to me, I use a screen reader.", "Avoid tables."),
-        ("Kilograms. Not pounds. I've said this before.", "Use kilograms, not pounds."),
-        ("I think in miles. Always have.", "Use miles."),
+        ("Tables mean nothing to me.", "Avoid tables."),
+        ("When I ask for a recipe, start with the list.", "When the user asks for a recipe, start with the list."),
+        ("Kilograms. Not pounds. I've said this before.", "Use kilograms. Not pounds."),
+        ("I think in miles. Always have.", "The user thinks in miles."),
         ("I only ever need one brief sentence.", "The user only ever needs one brief sentence."),
         (
             "I'm on Linux, so never give me Windows steps.",

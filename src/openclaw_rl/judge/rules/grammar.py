@@ -20,32 +20,30 @@ text, with the word groups of the file's `[words]`:
 - topics: `name`, and the words (`when`) that show the topic; the first that matches counts
 
 A `Scale` weighs whether a message states a wish for all answers, however it is phrased, and finds the sentences that
-do. The `[weighed]` table has named signals with weights. A message states a wish if the bias and the weights of its
-signals add up to more than `LEAST`. Questions and quotations are not read.
+do. The `weights` file of the `[weighed]` table has a weight on each line, and the words, pairs of words ("a b") and
+pairs with one word between them ("a * b") that have it; "^" and "$" are the ends of a sentence, "__" is a quotation,
+"0" a number, and "=" is before a circumstance. A message states a wish if the weights of what it has add up to more
+than `LEAST`. Plain questions and quotations are not read. `benchmarks/wish_weights.py` fits the weights.
 
-- signals: `name`, `weight`, and `when`, a regular expression over a normalised sentence; or `both`, a signal,
-  and `with`, other signals of which one must be there too
-- words: groups of words with one weight; "^" before a word that begins a sentence, "," before one that begins a clause,
-  "!" for an exclamation, "word_few" and "word_many" for a sentence of few or many words
-- circumstances: the weights of what is no phrase: `question` (the message also asks something), `no_words` (it only
-  asks), `document` (the request was for a text), `complaint` (a question that complains), `quotes_answer`,
-  `answers_question` (the answer ended with a question), `bias`
 - question, complaint, request, tag: sentences that ask; that complain by a question; that ask to do something; and
   words at the end of a sentence that do not make it a question
-- one_text: the message is about one text, not about all answers
+- misses: a sentence that misses a part of answers
+- one_text: the message is about one text, not about all answers; standing: it is about more than one answer
 - task: a sentence that asks for something new beside a wish
 - courtesy: words that are no part of the wish
-- rewritten: how sentences and clauses become instructions; their kinds ("as_missing") are circumstances too
-- clauses: where a clause ends; finite: words that a part without a verb does not have, up to `subordinate`
+- rewritten: how sentences become instructions; others stay in the user's words unless they are `unfit` to stand alone
+- instructs: a message that becomes an instruction has a sentence with it, or one without a verb
+- adds: words of a message in which "no summary" misses a summary and does not forbid it
+- finite: words that a part without a verb does not have, up to `subordinate`
 - refers: words that need the sentence before them; dangles: an instruction with them, unless words are `named` before
 - not_said: the instruction for a sentence that only quotes the answer
-
-`benchmarks/wish_weights.py` fits the weights.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
+from importlib.resources import files
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from openclaw_rl.judge.rules.phrases import SCRIPTS, expand, tables, word_list
@@ -64,25 +62,20 @@ _FEW_SMALL_WORDS = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"\w+")
 #: The least sum of weights of a message that states a wish.
-LEAST = 0.2
+LEAST = 1.1
 #: The same for a message that seems to be about one text.
-_LEAST_OF_TEXT = 2.0
+_LEAST_OF_TEXT = 2.5
 #: The least sum of weights, without the bias, of a sentence that is part of the wish.
-_LEAST_OF_SENTENCE = 0.4
+_LEAST_OF_SENTENCE = -2.5
 #: Sentences at the beginning and at the end of a message that are read.
 _FIRST, _LAST = 4, 2
 #: Characters of a sentence that are read.
 _MAX_CHARACTERS = 300
-#: Marks around a clause.
+#: Marks around a sentence.
 ENDS = " \t\n,;:.!\u2026-\u2013\u2014("
-#: Signals that say that a wish is for more than one answer.
-_STANDING = frozenset({"from_now_on", "every", "like_that"})
 _SPACES = re.compile(r"\s+")
-_WORD = re.compile(r"[a-z']+|_{2,}|\d+")
-_CLAUSE = re.compile(r"[,;:] ")
-#: Words of a sentence that has few, or many.
-_FEW, _MANY = 4, 14
-#: Words of an exclamation or a question that has few.
+_TOKEN = re.compile(r"[a-z']+|_{2,}|\d+|[?!:]")
+#: Words of a sentence that has few.
 _FEW_WORDS = 5
 _MASKED = re.compile(r"_{3,}")
 
@@ -93,8 +86,6 @@ class Rewriting(NamedTuple):
     when: re.Pattern[str]
     say: str
     """The instruction, with the groups of `when`, or `whole` for all of the words."""
-    kind: str
-    """How a sentence of this kind states a wish. Each kind has a weight."""
     given: frozenset[str]
     """What else must be there, and what follows from it: see `read_rewritings`."""
 
@@ -111,26 +102,15 @@ def read_rewritings(table: Mapping[str, Any], given: Sequence[Mapping[str, Any]]
     """The rules of a `rewritten` table. Besides `when` and `say`, they have any of these.
 
     - undoes: the wish takes back an earlier one that has the words of the groups
-    - pair: for two sentences, with a full stop or a question mark between them
     - few: only for few words; noun: the first group has no verb
     - capital: the first group begins with a capital letter
     - addressed: the answer before the message addresses somebody by a word of the message
     """
     flags = (frozenset(name for name, value in one.items() if value is True) for one in given)
     return [
-        Rewriting(re.compile(expand(one["when"], table)), one["say"], one.get("kind", ""), having)
+        Rewriting(re.compile(expand(one["when"], table)), one["say"], having)
         for one, having in zip(given, flags, strict=True)
     ]
-
-
-class Signal(NamedTuple):
-    """A signal with its weight."""
-
-    name: str
-    weight: float
-    when: re.Pattern[str] | None
-    both: str
-    beside: frozenset[str]
 
 
 class WeighedSentence(NamedTuple):
@@ -140,13 +120,13 @@ class WeighedSentence(NamedTuple):
     end: int
     normalised: str
     weight: float
-    """The sum of its signals' weights."""
+    """The sum of the weights of its words."""
     complains: bool
     """It is a question that complains."""
 
 
 class Weighing(NamedTuple):
-    """What the signals of a message say."""
+    """What the words of a message say."""
 
     score: float
     stated: Sequence[WeighedSentence]
@@ -155,29 +135,17 @@ class Weighing(NamedTuple):
     """It says that it is for more than one answer."""
     about_one_text: bool
     """The message is about a text, and says nothing about all answers."""
+    only_asks: bool
+    """All of it are plain questions, which are not weighed."""
 
 
 class Scale:
-    """The signals of one language."""
+    """How the words of one language weigh."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         """`table`: a phrase file that has `[weighed]`."""
         self._table = table
         self._given = table["weighed"]
-        self.small_words = word_list(table, "small_words")
-
-    @cached_property
-    def signals(self) -> Sequence[Signal]:
-        return [
-            Signal(
-                one["name"],
-                one["weight"],
-                self._compiled(one["when"]) if "when" in one else None,
-                one.get("both", ""),
-                frozenset(one.get("with", ())),
-            )
-            for one in self._given["signals"]
-        ]
 
     @cached_property
     def rewritten(self) -> Sequence[Rewriting]:
@@ -185,14 +153,15 @@ class Scale:
 
     @cached_property
     def patterns(self) -> Mapping[str, re.Pattern[str]]:
-        return {name: self._compiled(phrase) for name, phrase in self._given.items() if isinstance(phrase, str)}
+        plain = {name: one for name, one in self._given.items() if isinstance(one, str) and name != "weights"}
+        return {name: re.compile(expand(phrase, self._table)) for name, phrase in plain.items()}
 
     @cached_property
     def weights(self) -> Mapping[str, float]:
-        """The weights of all signals and circumstances."""
-        words = {word: group["weight"] for group in self._given["words"] for word in group["of"].split()}
-        circumstances: dict[str, float] = self._given["circumstances"]
-        return words | circumstances | {one.name: one.weight for one in self.signals}
+        """The weights of words, pairs of words and circumstances."""
+        file = files("openclaw_rl.judge.rules") / "languages" / self._given["weights"]
+        lines = (line.split("\t") for line in file.read_text("utf-8").splitlines())
+        return {one: float(weight) for weight, listed in lines for one in listed.split("|")}
 
     @property
     def not_said(self) -> str:
@@ -200,18 +169,17 @@ class Scale:
 
     def compile(self) -> None:
         """Compile everything now."""
-        _ = self.signals, self.rewritten, self.patterns
+        _ = self.rewritten, self.patterns, self.weights
 
     def weigh(self, words: str, response: str, about_document: bool) -> Weighing:
         """Weigh the user's own words in a message. `about_document`: the request was for a text or a program."""
         said, asks = self.read(words)
-        found = self.found(words, said, asks, response, about_document)
-        score = sum(self.weights.get(name, 0.0) for name in found)
-        about_text = self.patterns["one_text"].search(normalise(mask_quotations(words))) is not None
-        standing = bool(found & _STANDING)
-        about_text = about_text and not standing
-        stated = self.stated(said) if score > (_LEAST_OF_TEXT if about_text else LEAST) else []
-        return Weighing(score, stated, standing, about_text)
+        score = self._sum(self.found(words, said, asks, response, about_document))
+        plain = normalise(mask_quotations(words))
+        standing = self.patterns["standing"].search(plain) is not None
+        about_text = not standing and self.patterns["one_text"].search(plain) is not None
+        stated = self.stated(said) if score > (_LEAST_OF_TEXT if about_text else LEAST) and said else []
+        return Weighing(score, stated, standing, about_text, not said)
 
     def read(self, words: str) -> tuple[list[WeighedSentence], bool]:
         """The sentences of a message that are no plain questions, and whether there are others."""
@@ -224,28 +192,27 @@ class Scale:
             normalised = _SPACES.sub(" ", normalise_in_place(masked[start:end])).strip()[:_MAX_CHARACTERS]
             complains = self.patterns["complaint"].match(normalised) is not None
             if complains or not self._asks(normalised):
-                found = self._signals_of([normalised]) | words_of(normalised) | self.kinds(normalised)
-                weight = sum(self.weights.get(name, 0.0) for name in found)
+                weight = self._sum(parts_of(normalised))
                 said.append(WeighedSentence(start, end, normalised, weight, complains))
         return said, len(said) < len(spans)
 
     def found(
         self, words: str, said: Sequence[WeighedSentence], asks: bool, response: str, about_document: bool
-    ) -> frozenset[str]:
-        """The signals and circumstances of a message."""
+    ) -> set[str]:
+        """The words, pairs of words and circumstances of a message."""
         circumstances = {
-            "bias": True,
-            "question": asks,
-            "no_words": not said,
-            "document": about_document,
-            "after_answer": bool(response) and not about_document,
-            "complaint": any(one.complains for one in said),
-            "quotes_answer": bool(said) and any(quotes(words[one.start : one.end], response) for one in said),
-            "answers_question": ends_with_question(response),
+            "=bias": True,
+            "=question": asks,
+            "=no_words": not said,
+            "=document": about_document,
+            "=after_answer": bool(response) and not about_document,
+            "=complaint": any(one.complains for one in said),
+            "=misses": any(self.patterns["misses"].search(one.normalised) for one in said),
+            "=quotes_answer": any(quotes(words[one.start : one.end], response) for one in said),
+            "=answers_question": ends_with_question(response),
         }
-        signals = self._signals_of([one.normalised for one in said])
-        signals = signals.union(*(words_of(one.normalised) | self.kinds(one.normalised) for one in said))
-        return signals | {name for name, there in circumstances.items() if there}
+        there = {name for name, holds in circumstances.items() if holds}
+        return there.union(*(parts_of(one.normalised) for one in said))
 
     def stated(self, said: Sequence[WeighedSentence]) -> list[WeighedSentence]:
         """The sentences that state the wish, with those that they refer to."""
@@ -255,24 +222,6 @@ class Scale:
             if n and self.patterns["refers"].search(said[n].normalised):
                 chosen.add(n - 1)
         return [said[n] for n in sorted(chosen)]
-
-    def kinds(self, normalised: str) -> set[str]:
-        """How a sentence, or clauses of it, may state a wish."""
-        words = self.without_courtesy(normalised).strip(ENDS)
-        if found := self._kind(words):
-            return {found}
-        clauses = [self.without_courtesy(words[start:end]).strip(ENDS) for start, end in self.clauses(words)]
-        return {kind for clause in clauses if (kind := self._kind(clause))} if len(clauses) > 1 else set()
-
-    def clauses(self, normalised: str) -> list[tuple[int, int]]:
-        """The start and end of each clause."""
-        places = [match.span() for match in self.patterns["clauses"].finditer(normalised)]
-        ends = zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(normalised)], strict=True)
-        return list(ends)
-
-    def _kind(self, words: str) -> str:
-        rules = (rule for rule in self.rewritten if not rule.given & {"pair", "capital", "addressed"})
-        return next((f"as_{rule.kind}" for rule in rules if rule.match(words, self.patterns)), "")
 
     def without_courtesy(self, words: str) -> str:
         """A sentence without greetings, thanks and the like at its beginning and end."""
@@ -287,28 +236,16 @@ class Scale:
         asks = patterns["question"].match(normalised) or ends_with_question(normalised)
         return bool(asks) and not (patterns["request"].search(normalised) or patterns["tag"].search(normalised))
 
-    def _signals_of(self, sentences: Sequence[str]) -> frozenset[str]:
-        found: set[str] = set()
-        for one in self.signals:
-            if one.when is None:
-                there = one.both in found and bool(one.beside & found)
-            else:
-                there = any(one.when.search(sentence) for sentence in sentences)
-            if there:
-                found.add(one.name)
-        return frozenset(found)
-
-    def _compiled(self, phrase: str) -> re.Pattern[str]:
-        return re.compile(expand(phrase, self._table))
+    def _sum(self, parts: Iterable[str]) -> float:
+        return sum(self.weights.get(part, 0.0) for part in parts)
 
 
-def words_of(normalised: str) -> set[str]:
-    """The words of a sentence, marked as the `words` of the table are."""
-    listed = _WORD.findall(normalised)
-    starts = [_WORD.search(clause) for clause in _CLAUSE.split(normalised)[1:]]
-    marks = {"few": len(listed) <= _FEW, "many": len(listed) > _MANY, "!": normalised.endswith("!")}
-    found = {"word_" + name if name != "!" else name for name, there in marks.items() if there}
-    return {*listed, *found, *(f"^{word}" for word in listed[:1]), *(f",{match[0]}" for match in starts if match)}
+def parts_of(normalised: str) -> set[str]:
+    """The words and pairs of words of a sentence, as the file of weights has them."""
+    words = ("__" if one[0] == "_" else "0" if one[0].isdigit() else one for one in _TOKEN.findall(normalised))
+    listed = ["^", *words, "$"]
+    pairs = {f"{one} {other}" for one, other in pairwise(listed)}
+    return pairs.union(listed[1:-1], (f"{one} * {other}" for one, other in zip(listed, listed[2:], strict=False)))
 
 
 def quotes(words: str, response: str) -> bool:

@@ -9,7 +9,7 @@ first match per matter counts).
 
 A wish is restated: "You forgot the sources again." becomes "Include the sources." The rules are those
 of the phrase files: `rewritten` of `[wishes]` for clauses, and of `[weighed]` for sentences. A sentence that no rule
-fits, or that needs words which are not there ("Add one."), becomes no instruction.
+fits stays in the user's words. One that needs words which are not there ("Add one.") becomes no instruction.
 """
 
 import re
@@ -58,8 +58,12 @@ TEMPLATE = re.compile(
 )
 #: Categories of characters that an instruction does not have: control characters and others that cannot be seen.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-#: Kinds of sentences that do not say what to do: what the user is, and parts of sentences.
-_WEAK = frozenset({"fact", "part"})
+#: What ends the first clause of a sentence.
+_CLAUSE = re.compile(r",| so ")
+#: "No summary."
+_NONE = re.compile(r"(?:and )?no\b")
+#: The weight of a sentence that states a wish without the others.
+_ENOUGH = 1.5
 #: A word that is no name.
 _PLURAL = re.compile(r"[A-Z][a-z]{2,}(?<![siu])s")
 #: How an answer addresses somebody: "Hi Sam!", "Sure, Sam."
@@ -250,31 +254,33 @@ class WishFound(NamedTuple):
     """It comes after a request in the same sentence: "Write a letter, no emojis please"."""
     undoes: frozenset[str] = frozenset()
     """As in a `Wish`."""
-    kind: str = ""
-    """How it was said, as in a `Rewriting`."""
 
 
 def said_wish(
     stated: Sequence[WeighedSentence], words: str, response: str, grammar: WishGrammar
 ) -> Iterator[WishFound]:
-    """The wish of a message: the sentences that state it, as many as an instruction may have."""
-    said: list[tuple[float, WishFound]] = []
+    """The wish of a message: the sentences that state it, as many as an instruction may have.
+
+    None if sentences that state it better than the others cannot stand alone: what is left would say something else.
+    """
     assert grammar.scale
     task = grammar.scale.patterns["task"]
     stated = [one for one in stated if not task.search(one.normalised)]
-    before, lost, heaviest = "", False, max((one.weight for one in stated), default=0.0)
+    adds = [one for one in stated if grammar.scale.patterns["adds"].search(one.normalised)]
+    # "No summary. Add one." forbids none.
+    stated = [one for one in stated if not (_NONE.match(one.normalised) and any(other is not one for other in adds))]
     addressed = is_addressed(words, response)
+    said: list[tuple[float, WishFound]] = []
+    lost = False
     for one in stated:
-        sentence = words[one.start : one.end]
-        both = restate_both(before, sentence, grammar)
-        if both and said:
-            said.pop()
-        found = both or restate(sentence, response, grammar, addressed)
-        if found and ((said and not lost) or not refers(found.instruction, grammar, lost)):
+        found = restate(words[one.start : one.end], response, grammar, addressed)
+        if found and ((said and not lost) or not dangles(found.instruction, grammar)):
             said.append((one.weight, found))
-        before, lost = sentence, not found
-    # These say too little beside words that say more.
-    if all(found.kind in _WEAK and weight < heaviest / 2 for weight, found in said):
+        lost = not found
+    heaviest = max((one.weight for one in stated), default=0.0)
+    if all(weight < min(heaviest / 2, _ENOUGH) for weight, _ in said) or not any(
+        tells(one, grammar) for _, one in said
+    ):
         return
     while sum(len(found.instruction) + 1 for _, found in said) > MAX_CHARACTERS:
         said.remove(min(said, key=lambda one: one[0]))
@@ -283,36 +289,16 @@ def said_wish(
         yield best._replace(instruction=" ".join(dict.fromkeys(found.instruction for _, found in said)))
 
 
-def restate_both(before: str, sentence: str, grammar: WishGrammar) -> WishFound | None:
-    """Two sentences as one instruction: "There's no summary. Add one." """
-    assert grammar.scale
-    if not before:
-        return None
-    first, second = (tidy(one, grammar.scale) for one in (before, sentence))
-    pairs = [rule for rule in grammar.scale.rewritten if "pair" in rule.given]
-    return rewrite(f"{first}{'' if first.endswith('?') else '.'} {second}", grammar, pairs)
-
-
 def restate(sentence: str, response: str, grammar: WishGrammar, addressed: bool = False) -> WishFound | None:
-    """A sentence that states a wish, as an instruction; None if no rule fits it or its clauses."""
+    """A sentence that states a wish, as an instruction: by a rule, or in its own words if they can stand alone."""
     assert grammar.scale
     words = tidy(sentence, grammar.scale)
-    if quotes(words, response) and not mask_quotations(words).strip("_ .!?,"):
+    normalised = normalise_in_place(mask_quotations(words))
+    if quotes(words, response) and not normalised.strip("_ .!?,"):
         return make_wish(grammar.scale.not_said.format(words.rstrip(" .")), normalise(words), grammar)
-    rules = [rule for rule in grammar.scale.rewritten if "pair" not in rule.given]
-    if found := rewrite(words, grammar, rules, addressed):
-        return found
-    spans = grammar.scale.clauses(normalise_in_place(mask_quotations(words)))
-    clauses = [rewrite(tidy(words[start:end], grammar.scale), grammar, rules, addressed) for start, end in spans]
-    said: list[WishFound] = []
-    for n, found in enumerate(clauses):
-        lost = n > 0 and not clauses[n - 1]
-        if found and ((said and not lost) or not refers(found.instruction, grammar, lost)):
-            said.append(found)
-    best = next((found for found in said if found.kind not in _WEAK), said[0] if said else None)
-    if len(spans) == 1 or not best or (best.kind == "fact" and len(said) < len(spans)):
-        return None
-    return best._replace(instruction=" ".join(found.instruction for found in said))
+    found = rewrite(words, grammar, grammar.scale.rewritten, addressed)
+    fit = _LETTERS.search(normalised) and not grammar.scale.patterns["unfit"].search(normalised)
+    return found or (make_wish(words, normalised, grammar) if fit else None)
 
 
 def tidy(sentence: str, scale: Scale) -> str:
@@ -329,11 +315,12 @@ def dangles(instruction: str, grammar: WishGrammar) -> bool:
     return match is not None and not grammar.scale.patterns["named"].search(said[: match.end()])
 
 
-def refers(instruction: str, grammar: WishGrammar, lost: bool) -> bool:
-    """Whether an instruction needs words before it. `lost`: there were some, which became no instruction."""
+def tells(found: WishFound, grammar: WishGrammar) -> bool:
+    """Whether a sentence says what to do, or what the user is, and not only what was wrong."""
     assert grammar.scale
-    pronoun = grammar.scale.patterns["refers"].search(normalise(mask_quotations(instruction)))
-    return (lost and pronoun is not None) or dangles(instruction, grammar)
+    said = normalise(mask_quotations(found.instruction))
+    patterns = grammar.scale.patterns
+    return bool(patterns["instructs"].search(said)) or not patterns["finite"].search(_CLAUSE.split(said)[0])
 
 
 def rewrite(words: str, grammar: WishGrammar, rules: Sequence[Rewriting], addressed: bool = False) -> WishFound | None:
@@ -347,7 +334,7 @@ def rewrite(words: str, grammar: WishGrammar, rules: Sequence[Rewriting], addres
             instruction = rule.say.format(*parts, whole=words)
             found = make_wish(instruction, normalise(instruction), grammar)
             core = grammar.content(normalise(" ".join(parts))) if "undoes" in rule.given else ()
-            return found._replace(undoes=frozenset(core), kind=rule.kind) if found else None
+            return found._replace(undoes=frozenset(core)) if found else None
     return None
 
 

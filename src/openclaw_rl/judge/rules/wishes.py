@@ -6,6 +6,7 @@ material that a message brings along, reports of what others say, and words for 
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
 from openclaw_rl.judge.rules.instructions import (
@@ -46,6 +47,8 @@ MOST_WISHES = 4
 _MOST_CLAUSES = 8
 #: The weight of a sentence that is a wish beside another one.
 _SURE = 1.5
+#: A message of less weight states no wish for all answers beyond plain ones about form, and names.
+_UNLIKELY = 0.0
 #: By how many characters a sentence says more than a clause of it.
 _MORE = 8
 _MOST_STRIPPED = 10
@@ -71,6 +74,41 @@ _COMPLAINTS = frozenset({ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION})
 _CONTENT = frozenset({ReplyKind.ACKNOWLEDGEMENT, ReplyKind.MOVING_ON})
 
 
+class Heard(NamedTuple):
+    """A message, and what is known of it before its wishes are read."""
+
+    message: Message
+    reading: Reading
+    addition: str
+    """What it adds to the request that it repeats."""
+    about_document: bool
+    """The request was for a text or a program."""
+    after_turn: bool
+    """There was a turn before it."""
+    response: str
+    weighed: Weighing
+    grammar: WishGrammar | None
+
+    @property
+    def about_this_answer(self) -> bool:
+        return is_follow_up(self.message) or self.weighed.about_one_text
+
+    @property
+    def unlikely(self) -> bool:
+        """Whether its words are not those of a wish for all answers. A complaint about the answer may be one."""
+        known = self.grammar and self.grammar.count_small_words(self.message.normalised) > 0
+        doubtful = bool(known) and not self.addition and self.reading.kind not in _COMPLAINTS
+        asks_about_answer = self.after_turn and self.weighed.only_asks
+        return doubtful and not asks_about_answer and self.weighed.score < _UNLIKELY
+
+    @property
+    def this_once(self) -> bool:
+        """Whether it says that it is about one answer, or is praise, or only asks for more."""
+        if self.grammar and not self.weighed.standing and self.grammar.patterns["once"].search(self.message.normalised):
+            return True
+        return is_follow_up(self.message) or (self.reading.kind in _CONTENT and not self.weighed.standing)
+
+
 def read_wishes(text: str, request: str = "", response: str = "", weighs: bool = True) -> list[Wish]:
     """The wishes in a user's message, at most one for each topic.
 
@@ -86,48 +124,80 @@ def read_wishes(text: str, request: str = "", response: str = "", weighs: bool =
     reading = read_user(request, response, text)
     about_document = asks_for_document(request)
     weighed, grammar = weigh(message.words, response, about_document)
-    about_this_answer = is_follow_up(message) or weighed.about_one_text
+    heard = Heard(message, reading, addition, about_document, bool(request or response), response, weighed, grammar)
+    complained = complaint(message, reading, words, addition)
+    form = form_wishes(complained)
     wishes: list[Wish] = []
-    for found in form_wishes_of(complaint(message, reading, words, addition), response):
-        asks_first = not (request or response) and message.has("question")
-        conditional = about_document or about_this_answer or asks_first
-        add_wish(wishes, found, lasts(found, message.words, bool(addition), conditional))
+    if weighs and form and form.says_more and weighed.stated:
+        # Beside other words, whole sentences say it better than a plain instruction.
+        spans = ((sentence.start, sentence.end) for sentence in message.sentences)
+        parts = [(message.words[start:end], (start, end)) for start, end in spans]
+        wishes = hear(heard, [part for part in parts if is_plain(part[0])], weighs)
+    if not any(wish.lasting for wish in wishes):
+        wishes = hear(heard, [(complained, (0, len(message.words)))], weighs)
+    wishes = [one for one in wishes if not any(is_part(one, other) for other in wishes)]
+    return wishes if len(wishes) <= MOST_WISHES else []
+
+
+def hear(heard: Heard, complaints: Sequence[tuple[str, tuple[int, int]]], weighs: bool) -> list[Wish]:
+    """The wishes of a message: about form in complaints and their places, those that patterns find, and others."""
+    wishes: list[Wish] = []
+    covered = [place for words, place in complaints if add_forms(wishes, heard, words)]
     topics = {wish.topic.partition("/")[0] for wish in wishes}
-    asked = False
-    # What patterns have read.
-    covered = [(0, len(message.words))] if wishes else []
+    covered += add_patterns(wishes, heard, topics)
+    lasting = any(wish.lasting for wish in wishes)
+    # Wishes that were read as wishes for one answer say nothing about others.
+    once = heard.this_once or (bool(wishes) and not lasting and not heard.weighed.standing)
+    if weighs and heard.grammar and (lasting or not once):
+        # Beside a wish that patterns read, only other sentences count.
+        stated = heard.weighed.stated
+        stated = [one for one in stated if not lasting or (one.weight > _SURE and not overlaps(one, covered))]
+        for found in said_wish(stated, heard.message.words, heard.response, heard.grammar):
+            add_wish(wishes, found, lasting=True)
+    return wishes
+
+
+def is_plain(words: str) -> bool:
+    """Whether words are only about form."""
+    form = form_wishes(words)
+    return form is not None and not form.says_more
+
+
+def add_forms(wishes: list[Wish], heard: Heard, words: str) -> bool:
+    """Add the wishes about form in a complaint, and say whether there are any."""
+    asks_first = not heard.after_turn and heard.message.has("question")
+    conditional = heard.about_document or heard.about_this_answer or asks_first
+    found = list(form_wishes_of(words, heard.response))
+    for one in found:
+        add_wish(wishes, one, lasts(one, heard.message.words, bool(heard.addition), conditional) and not heard.unlikely)
+    return bool(found)
+
+
+def add_patterns(wishes: list[Wish], heard: Heard, topics: set[str]) -> list[tuple[int, int]]:
+    """Add the wishes that patterns find in sentences, but for those about some topics; the places of the sentences."""
+    message, asked, covered = heard.message, False, []
     for sentence in message.sentences:
         in_sentence = list(read_sentence_wishes(sentence, message, bool(wishes)))
-        if grammar and not topics:
-            in_sentence = list(whole(in_sentence, sentence, message.words, weighed.stated, grammar))
-        asks_too = (
-            bool(in_sentence)
-            and not addition
-            and asks_after(sentence, message, bool(request or response) and reading.kind in _COMPLAINTS)
-        )
+        if heard.grammar and not topics:
+            in_sentence = list(whole(in_sentence, sentence, message.words, heard.weighed.stated, heard.grammar))
+        complains = heard.after_turn and heard.reading.kind in _COMPLAINTS
+        asks_too = bool(in_sentence) and not heard.addition and asks_after(sentence, message, complains)
         covered += [(sentence.start, sentence.end)] * bool(in_sentence)
         for found in in_sentence:
             personal = found.topic in _PERSONAL
-            if reading.kind in _CONTENT and not (found.standing or personal):
+            if heard.reading.kind in _CONTENT and not (found.standing or personal):
                 continue
-            after_request = found.conditional and reading.kind not in _COMPLAINTS
-            conditional = after_request or ((asked or asks_too) and not personal)
-            about_text = about_document and found.topic != "address"
-            lasting = lasts(found, sentence.normalised, bool(addition), conditional or about_text or about_this_answer)
+            after_request = found.conditional and heard.reading.kind not in _COMPLAINTS
+            about_text = heard.about_document and found.topic != "address"
+            conditional = after_request or about_text or heard.about_this_answer
+            conditional = conditional or ((asked or asks_too) and not personal)
+            lasting = lasts(found, sentence.normalised, bool(heard.addition), conditional)
             # A plain instruction says it better than the user's words.
             if found.topic.partition("/")[0] not in topics:
-                add_wish(wishes, found, lasting)
-        asked = asked or (not addition and not in_sentence and begins_something_new(sentence, message.lexicon))
-    # Praise, and wishes that were read as wishes for one answer, say nothing about others.
-    once = (bool(wishes) or reading.kind in _CONTENT) and not weighed.standing
-    lasting = any(wish.lasting for wish in wishes)
-    if weighs and grammar and not (is_follow_up(message) or (once and not lasting)):
-        # Beside a wish that patterns read, only other sentences count.
-        stated = [one for one in weighed.stated if not lasting or (one.weight > _SURE and not overlaps(one, covered))]
-        for found in said_wish(stated, message.words, response, grammar):
-            add_wish(wishes, found, lasting=True)
-    wishes = [one for one in wishes if not any(is_part(one, other) for other in wishes)]
-    return wishes if len(wishes) <= MOST_WISHES else []
+                add_wish(wishes, found, lasting and (personal or not heard.unlikely))
+        begins = not heard.addition and not in_sentence and begins_something_new(sentence, message.lexicon)
+        asked = asked or begins
+    return covered
 
 
 def is_part(wish: Wish, other: Wish) -> bool:
@@ -148,7 +218,7 @@ def weigh(words: str, response: str, about_document: bool) -> tuple[Weighing, Wi
     for grammar, count in zip(likely, counts, strict=True):
         if grammar.scale and count and count == max(counts):
             return grammar.scale.weigh(words, response, about_document), grammar
-    return Weighing(0.0, [], False, False), None
+    return Weighing(0.0, [], False, False, False), None
 
 
 def whole(
@@ -161,11 +231,7 @@ def whole(
         plain = any(
             form.instruction == one.instruction for form in form_wishes_of(words[sentence.start : sentence.end])
         )
-        more = (
-            restated
-            and not (plain or restated.kind == "fact")
-            and len(restated.instruction) > len(one.instruction) + _MORE
-        )
+        more = restated and not plain and len(restated.instruction) > len(one.instruction) + _MORE
         if one.undoes or not (more or dangles(one.instruction, grammar)):
             yield one
 
