@@ -295,7 +295,7 @@ async def measure_wires(port: int) -> None:
             # Each request is compared with the chat request next to it: a busy machine slows both.
             added = [median(mine - its for mine, its in zip(other, chat, strict=True)) for other in others]
             cells = [f"{median(other):.2f} ({more:+.2f})" for other, more in zip(others, added, strict=True)]
-            rows.append((f"{case}, {kind}", f"{median(chat):.2f}", *cells, verdict(max(added), 1, False)))
+            rows.append((f"{case}, {kind}", f"{median(chat):.2f}", *cells, verdict(max(added), 0.7, False)))
     table("Wires, p50 ms, and how much more than chat", ("", *WIRES, "target"), rows)
 
 
@@ -368,7 +368,7 @@ async def measure(echo: int, ours: int) -> None:
             max(rates[echo]),
             max(rates[ours]),
             f"×{share:.2f}",
-            verdict(share, 0.5),
+            verdict(share, 0.55),
         ),
         ("agent, first turn, ms", turns[echo][0], turns[ours][0], f"+{first_added:.1f}", ""),
         (
@@ -376,7 +376,7 @@ async def measure(echo: int, ours: int) -> None:
             median(turns[echo][1:]),
             median(turns[ours][1:]),
             f"+{follow_added:.2f}",
-            verdict(follow_added, 3, False),
+            verdict(follow_added, 2, False),
         ),
         ("agent, follow-up turn, p99 ms", percentile(turns[echo][1:], 0.99), p99, "", ""),
     ]
