@@ -357,6 +357,10 @@ ENGLISH, GERMAN = "Air scatters blue light. It is simple.", "Der Himmel ist blau
         ('Do not use the words "you" and "your".', "It is your turn.", False),
         ('Write it without the words "you" and "your".', "Young people know.", True),
         ('Use the words "you" and "your".', "It is your turn.", None),
+        ("Write numbers as digits, not as words.", "It has 5 of them.", None),
+        ("Use bullet points, not paragraphs.", "- Air\n- Light", None),
+        ("No paragraphs, use bullet points.", "- Air\n- Light", None),
+        ("Do not use lists, bold words or emojis.", "Hi 😀", False),
         ("Answer in one short sentence only.", " ", None),
     ],
 )

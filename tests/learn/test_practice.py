@@ -501,6 +501,17 @@ async def test_after_imitation_the_policy_learns_from_its_own_answers(run: Learn
         assert {advantages[turn] for batch in imitated for turn in batch} == {1.0}
 
 
+async def test_a_few_answers_that_show_a_note_do_not_make_it_learned(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        note = server.teach()
+        # With one text as both examples nothing is compared, and the note is only ever seen to be kept.
+        run.book.change(lambda db: db.execute("UPDATE notes SET text = ? WHERE question != ''", (SHOWN[0],)).rowcount)
+        server.practiser.keeps = lambda _note, text: True if len(text) % 5 == 0 else None
+        done = await server.ended(server.ask_for(note))
+        assert done.state is PracticeState.DONE
+        assert server.note(note.number).state is NoteState.ACTIVE
+
+
 def test_what_cannot_be_practised_is_refused(run: LearningRun, renderer: ChatRenderer) -> None:
     server = Practising(run, renderer)
     note = server.teach()

@@ -65,6 +65,9 @@ TRIAL_PROMPTS = 16
 TRIAL_SHARE = 4
 #: An answer with a larger share of an example's content words, and with at least so many of them, is a copy of it.
 MAX_COPIED, MIN_COPIED = 0.5, 3
+#: The share of the policy's answers that must show whether they keep to the note. Some notes are only ever seen to be
+#: kept ("Call me Sam."), and the few answers that show it say nothing about the others.
+MIN_SHOWN = 0.5
 #: An answer with fewer characters than this share of the shortest example is too short. Otherwise a policy learns that
 #: the least text is the surest way to keep to a note.
 MIN_LENGTH = 0.5
@@ -207,9 +210,12 @@ class PracticeTeacher:
         return answers
 
     async def scored_answers(self, count: int) -> list[PracticedAnswer]:
-        """Sample answers of the policy without the note, and score those that show whether they keep to it."""
+        """Sample answers of the policy without the note, and score those that show whether they keep to it; none if
+        few do."""
         sampled, version = await self._own(count)
         scored = [(one, score) for one in sampled if (score := self._score_of(one)) is not None]
+        if len(scored) < MIN_SHOWN * len(sampled):
+            return []
         ready = await self._to_train([one for one, _ in scored], version)
         return [replace(one, score=score) for one, (_, score) in zip(ready, scored, strict=True)]
 
@@ -244,12 +250,12 @@ class PracticeTeacher:
         return [replace(one, is_anchor=True) for one in await self._to_train(sensible)]
 
     async def try_policy(self) -> tuple[int, int]:
-        """How many answers of the policy without the note keep to it, of how many that show it."""
+        """How many answers of the policy without the note keep to it, of how many that show it; of 0 if few do."""
         self._shown = [*self._others, *self._examples]
         asked = await self._ask(self.prompts.trial, self._without_context, self.sampler.newest_version)
         shown = [(self.shows_note(one.text), self.makes_sense(one)) for one in asked]
         checked = [bool(kept) and sensible for kept, sensible in shown if kept is not None]
-        return sum(checked), len(checked)
+        return (sum(checked), len(checked)) if len(checked) >= MIN_SHOWN * len(asked) else (0, 0)
 
     def makes_sense(self, sampled: Sampled) -> bool:
         """Whether an answer is none of the examples again, not much shorter, and the check of sense accepts it.
@@ -351,7 +357,9 @@ class PracticeTeacher:
         async def scored(one: Sampled) -> PracticedAnswer:
             ids = tuple(self._without_context(one.prompt))
             logprobs = await self._score(ids, one.ids, version)
-            return PracticedAnswer(one.prompt, one.text, ids, one.ids, logprobs, version, taught_logprob=one.logprob)
+            return PracticedAnswer(
+                one.prompt, one.text, ids, one.ids, logprobs, version, taught_logprob=one.logprob, ended=one.ended
+            )
 
         return await gather_or_cancel([scored(one) for one in sampled])
 

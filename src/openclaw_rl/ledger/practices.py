@@ -243,7 +243,7 @@ def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAns
         response_ids=answer.response_ids,
         logprobs=answer.logprobs,
         sampling=SamplingParams(max_tokens=len(answer.response_ids)),
-        finish_reason="stop",
+        finish_reason="stop" if answer.ended else "length",
         continuation=Continuation.NEW,
         parent=None,
         request_key=id.encode(),

@@ -257,6 +257,8 @@ class PracticedAnswer:
     """Of the base model with notes and examples, if the answer is the policy's own."""
     taught_logprob: float = 0.0
     """The mean log-prob of a token when the base model gave the answer, with notes and examples."""
+    ended: bool = True
+    """Whether it ended by itself, or was cut off."""
     is_anchor: bool = False
     """Whether the note is not for this prompt: the policy is to answer as the base model does."""
     score: float | None = None

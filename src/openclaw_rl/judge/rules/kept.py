@@ -37,6 +37,8 @@ _HAN_AMOUNT = re.compile(rf"(?P<least>至少)?(?P<low>{_NUMBER})(?P<high>)个?(?
 _ROUGHLY = 1.2
 _AT_MOST = re.compile(r"\b(?:at most|no more than|hochstens|maxim\w*|au plus)\b|最多|不超过")
 _DENIES = re.compile(r"\b(?:no|not|never|don't|without|ohne|keine?|nicht|sans|pas|sin)\b|不|别")
+#: Where a note begins to say something else.
+_NEW_WISH = re.compile(r"[.;:!?。；] *|, *(?=(?:use|write|give|add|put|prefer|please|but|just)\b)")
 _LIST = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s", re.MULTILINE)
 _BOLD = re.compile(r"\*\*|__")
 _MARKDOWN = re.compile(rf"{_LIST.pattern}|{_BOLD.pattern}|^#{{1,6}} |```|^\|", re.MULTILINE)
@@ -54,7 +56,9 @@ _FORBIDDEN = (
     (r"\bcontractions?\b", _CONTRACTION),
     (r"\bdigits?\b", _DIGIT),
 )
-_NUMBERS_AS_WORDS = re.compile(r"\b(?:numbers?|digits?|figures?)\b.{0,20}\b(?:as|be|in|into|with) words\b")
+_NUMBERS_AS_WORDS = re.compile(
+    r"\b(?:numbers?|digits?|figures?)\b[^,;:]{0,20}\b(?<!not )(?:as|be|in|into|with) words\b"
+)
 _PLAIN = re.compile(r"\b(?:plain text|one paragraph|einfachen text|texte simple|texto normal)\b|普通文字")
 _NAME = re.compile(
     r"(?:call|address) the user (?:as )?(.+)|nenne? den nutzer (?:nicht )?(.+)"
@@ -88,13 +92,19 @@ def _checks(note: str, normalised: str, answer: str) -> Iterator[bool | None]:
     if _PLAIN.search(normalised):
         yield not _MARKDOWN.search(answer)
     denies = _DENIES.search(normalised) is not None
-    for matter, shown in _FORBIDDEN if denies else ():
-        if re.search(matter, normalised):
+    for matter, shown in _FORBIDDEN:
+        if any(_is_denied(normalised, found.start()) for found in re.finditer(matter, normalised)):
             yield not shown.search(answer)
     if _NUMBERS_AS_WORDS.search(normalised):
         yield not _DIGIT.search(answer)
     yield _in_language(normalised, answer, denies)
     yield from _says(note, answer, denies)
+
+
+def _is_denied(note: str, place: int) -> bool:
+    """Whether a note denies what it names at a place: "do not use lists", not "use lists, not paragraphs"."""
+    before = _NEW_WISH.split(note[:place])[-1]
+    return _DENIES.search(before) is not None
 
 
 def _fits(amount: re.Match[str], note: str, answer: str) -> bool:
