@@ -433,7 +433,8 @@ def test_only_the_first_key_operates_the_server(tiny_model: Path) -> None:
                 method, bench.url + path, headers={"Authorization": f"Bearer {secret}"} if secret else {}
             )
 
-        for method, path, allowed in (("POST", "/v1/policy/rollback", 409), ("GET", "/metrics", 200)):
+        calls = (("POST", "/v1/policy/rollback", 409), ("GET", "/metrics", 200), ("DELETE", "/v1/lines/", 404))
+        for method, path, allowed in calls:
             assert ask(method, path).status_code == 401
             refused = ask(method, path, "s3cret-b")
             assert (refused.status_code, openai_error(refused)["type"]) == (403, "permission_error")

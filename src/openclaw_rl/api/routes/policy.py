@@ -79,6 +79,8 @@ async def drop_line(line: str, request: Request) -> dict[str, Any]:
     """Delete a person's line of policies for good: the shared line serves them from then on."""
     server = server_of(request)
     server.keys.check_operator(request)
+    if not line:
+        raise ApiError(404, "Name the line to delete: /v1/lines/NAME.", code="unknown_line")
     if line == SHARED:
         raise ApiError(409, "The shared line cannot be deleted; roll it back to version 0.", code="cannot_delete")
     try:
