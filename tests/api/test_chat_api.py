@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from tokenizers import AddedToken, Tokenizer
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.types import SampleRequest
+from openclaw_rl.api.service import Operations
+from openclaw_rl.types import SHARED, LineState, SampleRequest
 from support.harness import MODEL, Bench, openai_error, running, wait_for
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -446,6 +447,22 @@ def test_only_the_first_key_operates_the_server(tiny_model: Path) -> None:
             assert ask("GET", "/readyz", secret).json()["capture"] == "off"
         bench.sampler.closed = True
         assert (ask("GET", "/readyz").status_code, ask("GET", "/readyz").json()) == (503, {"ready": False})
+
+
+class TwoLines(Operations):
+    has_lines = True
+    line_of = staticmethod(str)
+    learner = staticmethod(lambda: "suspended: the line anna: no disk")
+    line_states = staticmethod(lambda: [LineState(name, 1, 1, 0, 2, False, "no disk", "") for name in (SHARED, "anna")])
+
+
+def test_whoever_does_not_operate_the_server_is_told_of_their_own_line(tiny_model: Path) -> None:
+    keys = [ApiKey(name, name) for name in ("admin", "anna", "carl")]
+    with running(Bench(tiny_model, keys=keys, operations=TwoLines())) as bench:
+        for who, status in (("admin", "the line anna: "), ("anna", "suspended: no disk"), ("carl", "0 of the 2 ")):
+            told = httpx.get(f"{bench.url}/readyz", headers={"Authorization": f"Bearer {who}"})
+            assert status in told.json()["learner"]
+            assert ("anna" in told.text) == (who != "carl")
 
 
 class ChannelBench(Bench):

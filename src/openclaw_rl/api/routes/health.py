@@ -132,7 +132,7 @@ def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
 def line_details(server: ServerState, owner: str) -> dict[str, Any]:
     """Where the lines stand that an owner may see; empty if there are no lines.
 
-    What the server says of the policy and of the next step is then about the owner's own line, unless they operate it.
+    What the server says of policy, learner and next step is then about the owner's own line, unless they operate it.
     """
     seen = {state.line: state for state in server.operations.line_states() if state.line in server.lines_for(owner)}
     own = seen.get(server.operations.line_of(owner))
@@ -142,12 +142,17 @@ def line_details(server: ServerState, owner: str) -> dict[str, Any]:
         step = server.operations.next_step()
         training = step is not None and step.training
         told["policy_version"] = own.policy_version if own else shared
+        samples, needed = own.samples if own else 0, next(iter(seen.values())).needed
         told["next_step"] = {
             "step": (own.step or 0) + 1 if own else 1,
-            "samples": own.samples if own else 0,
-            "needed": next(iter(seen.values())).needed,
+            "samples": samples,
+            "needed": needed,
             "training": training,
         }
+        # The learner's own words name the line of somebody else.
+        told["learner"] = f"{samples} of the {needed} judged turns that a step of one line needs (--batch-size)"
+        if own and own.trouble:
+            told["learner"] = f"suspended: {own.trouble}"
     return told
 
 
