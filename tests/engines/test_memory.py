@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from openclaw_rl.engines.local.family_size import size_of_model
+from openclaw_rl.engines.local.family_size import adaptable_names, size_of_model
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.transformers_decoder import load_language_model
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
@@ -73,6 +73,8 @@ def test_the_memory_of_every_family_is_that_of_the_loaded_model(family: str, tmp
         assert size.weight_bytes(FLOAT, bits) == pytest.approx(model.weight_bytes, rel=0.001)
     adapter = LoraWeights.create(model.shape, 4, 8.0)
     assert size.adapter_parameters(4, LINEAR_MODULES) == sum(weight.numel() for weight in adapter.parameters())
+    targets = list(dict.fromkeys(module.target for module in model.shape.adaptable))
+    assert sorted(adaptable_names(folder)) == sorted(targets)
     if family != "gpt-neox":  # where the number of heads for keys in the test's configuration means nothing
         assert size.cache_bytes(PAGE_SIZE, FLOAT) == bytes_per_page(model.shape, torch.float32)
 

@@ -5,10 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.local.families import has_own_decoder, stored_bits
 from openclaw_rl.engines.memory import ModelSize, read_size
+from openclaw_rl.engines.options import LINEAR_MODULES
+from openclaw_rl.models import read_json_object
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,17 @@ def size_of_model(config: Mapping[str, Any]) -> ModelSize | None:
     except Exception as error:  # noqa: BLE001 - Transformers raises errors of many types for what it does not know
         log.debug("the sizes cannot be computed: %s", error)
         return None
+
+
+def adaptable_names(folder: Path) -> tuple[str, ...]:
+    """The modules that the local learner's adapters may change, by the names of the model's family.
+
+    For a folder that is not on this machine yet, those of the Llama family.
+    """
+    if not (folder / "config.json").is_file():
+        return LINEAR_MODULES
+    size = size_of_model(read_json_object(folder / "config.json"))
+    return tuple(size.adaptable) if size else LINEAR_MODULES
 
 
 def size_of_modules(model: Any, bits: int) -> ModelSize:

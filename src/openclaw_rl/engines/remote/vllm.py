@@ -11,8 +11,8 @@ import numpy as np
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.factory import EngineSettings, MemoryShare
 from openclaw_rl.engines.gpus import has_cuda
+from openclaw_rl.engines.local.family_size import adaptable_names
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.engines.remote.constrained import structural_tag
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores, ServerTraits, salt_of, seed_of
 from openclaw_rl.engines.remote.factory import (
@@ -313,7 +313,7 @@ class VllmSamplerFactory(RemoteSamplerFactory):
             values |= adapter_limits(settings)
             # Without the head: on a CPU, vLLM dies when it scores a prompt together with other requests and the head
             # may have an adapter.
-            flags += ["--enable-lora", "--lora-target-modules", *LINEAR_MODULES]
+            flags += ["--enable-lora", "--lora-target-modules", *adaptable_names(Path(model))]
         pairs = [part for name, value in values.items() for part in (f"--{name}", str(value))]
         return [options.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *options.arguments]
 
