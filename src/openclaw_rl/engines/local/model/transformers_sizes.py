@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from openclaw_rl.engines.local.families import ATTENDING
 from openclaw_rl.engines.local.model.language_model import Adaptable, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
-
-#: Layers that attend, or that are computed as if they did. The others have a state outside attention.
-ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True, slots=True)
