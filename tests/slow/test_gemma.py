@@ -20,8 +20,9 @@ pytestmark = pytest.mark.skipif(not PACKAGES, reason="OPENCLAW_RL_GEMMA names no
 
 #: The weights are those of the base model, whose tokenizer may have no template.
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
-    "{{ 'model' if message.role == 'assistant' else 'user' }}\n{{ message.content }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "<start_of_turn>{{ 'model' if message.role == 'assistant' else 'user' }}\n{{ message.content }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "1", "--lora-rank", "4")
 FAST = ("--kv-cache-gib", "0.2", "--max-context-tokens", "512", "--max-kl", "100", "--max-staleness", "1000")
