@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.learn.build import where_to_begin
-from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.learn.checkpoints import Checkpoints, line_folder
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.ledger import deletion, pages, schema, training, verdicts
 from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.commands import Program, status
+from support.harness import Bench, running
 from support.records import Book, a_turn
 
 
@@ -88,6 +89,18 @@ def test_a_large_ledger_is_not_written_anew_beside_a_server(
     assert program("forget", "--wipe") == (0, "Finished an earlier deletion.\n", "")
     assert program("forget", "--session", "two")[0] == 0
     assert pages.session_summaries(book.db) == []
+
+
+def test_a_line_beside_a_server_without_lines_is_deleted(book: Book, program: Program, tiny_model: Path) -> None:
+    folder = line_folder(book.folder, "ben")
+    folder.mkdir(parents=True)
+    with running(Bench(tiny_model)) as bench, contextlib.closing(RunDirLock(book.folder)) as lock:
+        lock.tell(bench.url)
+        code, out, err = program("forget", "--user", "ben")
+    assert (code, err) == (0, "")
+    assert "Deleted the line ben" in out
+    assert "Start the server again" in out
+    assert not folder.exists()
 
 
 def test_what_could_not_be_wiped_yet_is_said(book: Book, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,8 +166,8 @@ class Operations:
         return []
 
     async def drop_line(self, line: str) -> bool:
-        """Delete a person's line for good; whether there was one. Raises OperationFailed."""
-        raise OperationFailed("People have no lines of their own on this server, or it does not learn.")
+        """Delete a person's line for good; whether this server learns in one. Raises OperationFailed."""
+        return False
 
     async def relearn(self, line: str = SHARED) -> int:
         """Let the turns that the guard set aside be trained on all the same; how many. Raises OperationFailed."""

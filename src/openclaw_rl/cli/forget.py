@@ -129,8 +129,10 @@ def drop_line(out: Console, config: Config, db: Connection, line: str) -> None:
         with Client(server, operator_key(config)) as client:
             client.drop_line(line)
     if line_folder(config.run.folder, line).exists():
-        # There is no server, or one without lines.
+        # There is no server, or one that does not learn in lines.
         drop_line_offline(db, config.run.folder, line)
+        if server:
+            out.print("Start the server again: until then it may serve what was deleted.")
     out.print(Text(f"Deleted the line {line}, with all that only it had learned."), soft_wrap=True)
 
 
