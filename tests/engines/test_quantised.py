@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 from openclaw_rl.cli import main
 from openclaw_rl.engines.local.families import describe_family, runnable
 from openclaw_rl.engines.local.model.codes import NF4, encode
-from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.model.decoder import Decoder, TensorFiles, load_decoder
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.model.linear import QuantisedLinear, decode
 from openclaw_rl.engines.local.model.packed import packed
@@ -265,6 +265,25 @@ def test_a_folder_that_is_quantised_already_computes_what_it_stands_for(kind: st
         assert shares <= share_of_memory
         small = load_language_model(stored, torch.float32, CPU, quantize="4bit")
         assert small.weight_bytes <= decoder.weight_bytes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"block_structure": [128, 128]}}}},
+    ],
+)
+def test_blocks_of_fp8_have_the_size_that_the_folder_says(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The last ones are smaller, if a side is not a multiple of it."""
+    scales = {"x.weight_scale_inv": torch.rand(5, 3), "y.weight_scale": torch.rand(576, 1)}
+    weights = {f"{name}.weight": torch.ones(576, 300).to(torch.float8_e4m3fn) for name in "xy"}
+    save_file({**weights, **scales}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    read = TensorFiles(tmp_path, torch.float32, CPU)
+    rows, columns = torch.arange(576)[:, None], torch.arange(300)
+    assert torch.equal(read("x.weight"), scales["x.weight_scale_inv"][rows // 128, columns // 128])
+    assert torch.equal(read("y.weight"), scales["y.weight_scale"].expand(576, 300)), "rows have scales of their own"
 
 
 @pytest.mark.more

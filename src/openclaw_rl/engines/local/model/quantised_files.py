@@ -6,7 +6,7 @@ gradients through all of them on every device.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -65,7 +65,8 @@ def decoded(name: str, stored: Stored, settings: Mapping[str, Any]) -> Tensor:
             return decode_bitsandbytes(tensor, lambda part: stored.raw(f"{name}.{part}"), kind)
     for part in ("weight_scale_inv", "weight_scale"):
         if f"{module}.{part}" in stored and tensor.dtype == torch.float8_e4m3fn:
-            return tensor.float() * spread(stored.raw(f"{module}.{part}").float(), tensor.shape)
+            scales = stored.raw(f"{module}.{part}").float()
+            return tensor.float() * spread(scales, tensor.shape, block_of(settings))
     return tensor
 
 
@@ -122,12 +123,22 @@ def decode_mxfp4(blocks: Tensor, exponents: Tensor) -> Tensor:
     return torch.ldexp(values, exponents.int()[..., None] - 127).flatten(-2).transpose(1, 2)
 
 
-def spread(scales: Tensor, shape: torch.Size) -> Tensor:
+def block_of(settings: Mapping[str, Any]) -> Sequence[int] | None:
+    """The rows and columns that share a scale of FP8; None if the folder names none."""
+    groups = (settings.get("config_groups") or {}).values()
+    named = (group["weights"].get("block_structure") for group in groups if group.get("weights"))
+    return settings.get("weight_block_size") or next(filter(None, named), None)
+
+
+def spread(scales: Tensor, shape: torch.Size, block: Sequence[int] | None) -> Tensor:
     """Scales of blocks, of rows or of the whole weight, one for each number of it."""
     if scales.numel() == 1:
         return scales.view(1, 1)
     wide = scales.view(len(scales), -1)
     for side in (0, 1):
         size = -(-shape[side] // wide.shape[side])
+        # The last block of a side may be smaller.
+        if block and -(-shape[side] // block[side]) == wide.shape[side]:
+            size = block[side]
         wide = wide.repeat_interleave(size, side).narrow(side, 0, shape[side])
     return wide
