@@ -23,7 +23,7 @@ from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.plain_prompts import plain_prompts
 from openclaw_rl.learn.reporting import MAX_LINES_SHOWN
 from openclaw_rl.learn.step import Phase
-from openclaw_rl.ledger import notes, practices, verdicts
+from openclaw_rl.ledger import deletion, notes, practices, training, verdicts
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import SHARED, SampleKind, SampleRequest, Source, State, Verdict
 from support.fakes import ScriptedLearner, ScriptedSampler, ScriptedStream, read_policy
@@ -144,11 +144,14 @@ class TeamRun:
     def learn(self) -> None:
         self.task = asyncio.create_task(self.lines.run())
 
-    async def kill(self) -> None:
+    async def stop_learning(self) -> None:
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
             self.task = None
+
+    async def kill(self) -> None:
+        await self.stop_learning()
         # Threads do not outlive their process.
         self.threads.shutdown()
 
@@ -420,7 +423,7 @@ async def test_the_guard_takes_back_the_policy_of_one_line(
     await team.until(lambda: team.served("anna") == [good["anna"]])
     assert (team.steps("anna"), team.served("ben")) == ([good["anna"]], [good["ben"]])
     anna, ben = (team.lines.loops[owner].guard for owner in ("anna", "ben"))
-    assert anna.is_cautious
+    await team.until(lambda: anna.is_cautious)
     assert not ben.is_cautious
     assert (line_folder(team.folder, "anna") / GUARD_FILE).is_file()
     later = team.judged("ben")
@@ -434,3 +437,78 @@ async def test_practised_answers_teach_the_line_of_their_owner(team: TeamRun) ->
     ben = team.judged("ben")
     await team.trained(*practised, *ben)
     assert (team.served("anna"), team.served("ben"), team.served(SHARED)) == ([practised], [ben], [])
+
+
+@pytest.mark.more
+async def test_a_guard_that_leaves_a_line_blames_no_step_of_the_shared_one(
+    team: TeamRun, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later(Budget):
+        is_due = False
+
+    budget = Later(0.05)
+    monkeypatch.setattr(build, "GuardWatch", lambda registry: GuardWatch(registry, budget))
+    team.options["guard"] = True
+    team.renderer = ChatRenderer(tiny_model)
+    await team.start()
+    imported = team.judged("imported")
+    await team.trained(*imported)
+    bad = team.judged("anna")
+    team.bad |= set(bad)
+    await team.trained(*bad)
+    monkeypatch.setattr(Later, "is_due", True)
+    await team.until(lambda: team.lines.loops["anna"].guard.is_cautious)
+    assert team.served("anna") == [imported], "anna has the policy again that her line began from"
+    assert team.book.rows("SELECT outcome, reason FROM updates WHERE line = 'shared'") == [("applied", "")]
+    assert {team.book.state(turn) for turn in bad} == {State.DROPPED}
+
+
+async def test_each_line_learns_again_without_what_was_deleted_from_it(tmp_path: Path) -> None:
+    team = TeamRun(tmp_path / "run", save_interval=1)
+    try:
+        await team.start()
+        kept = team.judged("imported", session="kept")
+        await team.trained(*kept)
+        deleted = team.judged("imported", session="deleted")
+        await team.trained(*deleted)
+        anna = team.judged("anna", session="anna")
+        await team.trained(*anna)
+        await team.stop_learning()
+        # A sampler forgets versions that serve nobody.
+        team.sampler.policies.pop(1)
+        sessions = {
+            row for (row,) in team.book.rows(f"SELECT session FROM turns WHERE number IN ({deleted[0]}, {anna[0]})")
+        }
+        team.book.change(deletion.delete_sessions, sorted(sessions))
+        await team.lines.retrain()
+        assert team.served(SHARED) == [kept]
+        assert team.served("anna") == []
+    finally:
+        await team.kill()
+        team.book.close()
+
+
+async def test_killed_while_a_line_is_dropped_its_old_turns_are_not_learned_again(
+    team: TeamRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await team.start()
+    old = team.judged("ben")
+    await team.trained(*old)
+    await team.lines.finish()
+    write = team.book.ledger.write
+
+    async def killed(change: Any, *given: Any, **named: Any) -> Any:
+        if change is training.follow:
+            raise asyncio.CancelledError
+        return await write(change, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(team.book.ledger, "write", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await team.lines.drop("ben")
+    await team.kill()
+    await team.start()
+    new = team.judged("ben")
+    await team.trained(*new)
+    assert team.served("ben") == [old, new], "the line was not deleted: whoever asked for it asks again"
+    assert team.learner.order == ["ben"]

@@ -21,13 +21,7 @@ from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import first_good, trainable
 from openclaw_rl.ledger.practices import to_train
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.training import (
-    blame,
-    policy_line,
-    release_batches,
-    take_up_again,
-    versions_with_deleted_turns,
-)
+from openclaw_rl.ledger.training import blame, policy_line, release_batches, take_up_again, versions_with_deleted_turns
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import BASE_VERSION, NextStep
 
@@ -364,11 +358,14 @@ class LearnLoop:
         """Continue from the last good policy, and set the turns of the steps since aside."""
         last = guard.last_good
         made_from = self.ledger.read(policy_line, self.version)
-        later = [version for version in made_from if version > last]
-        checkpoint = await asyncio.to_thread(newest_without, later, self.line.checkpoints.all(), made_from)
+        saved = self.line.checkpoints.all()
+        # What the line began with has none of its steps.
+        begun = {version for one in saved if self.step and not one.step for version in one.versions}
+        later = [version for version in made_from if version > last and version not in begun]
+        checkpoint = await asyncio.to_thread(newest_without, later, saved, made_from)
         checkpoint = None if checkpoint is None or checkpoint.is_base_model else checkpoint
         left, step = self.version, checkpoint.step if checkpoint else 0
-        turns = await self.ledger.write(blame, later, guard.state.worse)
+        turns = await self.ledger.write(blame, later, guard.state.worse, self.line.name)
         try:
             served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
             version = await self._go_back(checkpoint, served, retrain=False)
@@ -394,14 +391,13 @@ class LearnLoop:
 
         Returns the version that serves. The other turns of later steps are trained on again.
         """
-        versions = self.ledger.read(versions_with_deleted_turns)
-        served = self.line.sampler.newest_version
-        if {served, self.version} & versions:
-            line = self.ledger.read(policy_line, served)
+        versions = self.ledger.read(versions_with_deleted_turns, self.line.takes)
+        if {self.version, *(batch.version for batch in self.line.lost)} & versions:
+            line = self.ledger.read(policy_line, self.version)
             clean = await asyncio.to_thread(newest_without, versions, self.line.checkpoints.all(), line)
             await self.roll_back(clean, retrain=True)
         async with self._lock:
-            versions = self.ledger.read(versions_with_deleted_turns)
+            versions = self.ledger.read(versions_with_deleted_turns, self.line.takes)
             for version in versions:
                 self.line.sampler.retract(version)
             traces = find_traces(versions, self.line.checkpoints, self.line.policies)

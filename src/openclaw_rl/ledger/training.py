@@ -204,13 +204,13 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None, 
     return undone
 
 
-def blame(db: sqlite3.Connection, versions: Iterable[int], reason: str) -> int:
-    """Say why the steps that made these policies will be rolled back; how many turns they have.
+def blame(db: sqlite3.Connection, versions: Iterable[int], reason: str, line: str = SHARED) -> int:
+    """Say why the steps of a line that made these policies will be rolled back; how many turns they have.
 
     It comes before the rollback: killed in between, the next one still sets the turns aside.
     """
-    which = "outcome = ? AND version IN (SELECT value FROM json_each(?))"
-    values = (StepOutcome.APPLIED, json.dumps(list(versions)))
+    which = "line = ? AND outcome = ? AND version IN (SELECT value FROM json_each(?))"
+    values = (line, StepOutcome.APPLIED, json.dumps(list(versions)))
     db.execute(f"UPDATE updates SET reason = ? WHERE {which}", (reason, *values))
     (turns,) = db.execute(
         f"SELECT count(*) FROM update_turns WHERE number IN (SELECT number FROM updates WHERE {which})", values
@@ -382,9 +382,11 @@ def versions_with(db: sqlite3.Connection, turns: Iterable[int]) -> set[int]:
     return {row["version"] for row in rows}
 
 
-def versions_with_deleted_turns(db: sqlite3.Connection) -> set[int]:
-    """The policy versions that were trained on turns that were deleted since."""
-    return versions_with(db, deleted_turns(db))
+def versions_with_deleted_turns(db: sqlite3.Connection, line: str | None = None) -> set[int]:
+    """The policy versions, of one line or of all, that were trained on turns that were deleted since."""
+    own = db.execute("SELECT version FROM policies WHERE line = ?", (line,))
+    versions = versions_with(db, deleted_turns(db))
+    return versions if line is None else versions & {row["version"] for row in own}
 
 
 def deleted_turns(db: sqlite3.Connection) -> list[int]:
