@@ -232,8 +232,9 @@ class Lines:
                 await self.loops[name].leave()
                 self._retract(name)
             await self._learner.drop_line(name)
-            await asyncio.to_thread(shutil.rmtree, line_folder(self.run_dir, name), ignore_errors=True)
+            # Killed between these two, the next start continues the line, and makes none of its steps again.
             await self.ledger.write(training.follow, BASE_VERSION, line=name)
+            await asyncio.to_thread(shutil.rmtree, line_folder(self.run_dir, name), ignore_errors=True)
             self.loops.pop(name, None)
             self._known.discard(name)
             self._paused.pop(name, None)
