@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,18 +140,18 @@ def test_quantised_weights_have_no_packed_copy(tmp_path: Path) -> None:
 Write = Callable[[str, Tensor, dict[str, Tensor]], Tensor]
 
 
-def bitsandbytes_4bit(name: str, weight: Tensor, out: dict[str, Tensor]) -> Tensor:
+def bitsandbytes_4bit(name: str, weight: Tensor, out: dict[str, Tensor], block: int = 64) -> Tensor:
     """With scales that are quantised themselves, in blocks of 256."""
     table = torch.tensor(NF4)
-    scales = weight.view(-1, 64).abs().amax(1)
+    scales = weight.view(-1, block).abs().amax(1)
     offset = float(scales.mean())
     steps = torch.linspace(-1, 1, 256)
     outer = torch.stack([part.abs().max() for part in (scales - offset).split(256)])
     spread = outer.repeat_interleave(256)[: len(scales)]
     inner = (((scales - offset) / spread)[:, None] - steps).abs().argmin(1)
     scales = steps[inner] * spread + offset
-    codes = ((weight.view(-1, 64) / scales[:, None])[..., None] - table).abs().argmin(-1).flatten()
-    state = {"quant_type": "nf4", "blocksize": 64, "shape": list(weight.shape), "nested_blocksize": 256}
+    codes = ((weight.view(-1, block) / scales[:, None])[..., None] - table).abs().argmin(-1).flatten()
+    state = {"quant_type": "nf4", "blocksize": block, "shape": list(weight.shape), "nested_blocksize": 256}
     state |= {"nested_offset": offset, "dtype": "float32", "nested_dtype": "float32"}
     out[name] = (codes[::2] << 4 | codes[1::2]).to(torch.uint8)[:, None]
     out[f"{name}.absmax"] = inner.to(torch.uint8)
@@ -158,7 +159,7 @@ def bitsandbytes_4bit(name: str, weight: Tensor, out: dict[str, Tensor]) -> Tens
     out[f"{name}.nested_absmax"] = outer
     out[f"{name}.nested_quant_map"] = steps
     out[f"{name}.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-    return (table[codes].view(-1, 64) * scales[:, None]).view(weight.shape)
+    return (table[codes].view(-1, block) * scales[:, None]).view(weight.shape)
 
 
 def bitsandbytes_8bit(name: str, weight: Tensor, out: dict[str, Tensor]) -> Tensor:
@@ -265,6 +266,33 @@ def test_a_folder_that_is_quantised_already_computes_what_it_stands_for(kind: st
         assert shares <= share_of_memory
         small = load_language_model(stored, torch.float32, CPU, quantize="4bit")
         assert small.weight_bytes <= decoder.weight_bytes
+
+
+@pytest.mark.parametrize("family", ["qwen3-wide", "gemma2"])
+def test_the_scales_of_bitsandbytes_are_kept_in_bfloat16_too(family: str, tmp_path: Path) -> None:
+    write, settings, _ = FORMATS["bitsandbytes-4bit"]
+    stored, _ = quantised_folder(save_random(configs()[family], tmp_path / "model"), tmp_path, write, settings)
+    whole, narrow = (load_language_model(stored, dtype, CPU) for dtype in (torch.float32, torch.bfloat16))
+    pairs = list(zip(quantised_weights(whole), quantised_weights(narrow), strict=True))
+    assert pairs
+    for one, other in pairs:
+        assert torch.equal(decode(*one, torch.float32), decode(*other, torch.float32))
+
+
+def quantised_weights(model: LanguageModel) -> list[tuple[Tensor, Tensor]]:
+    """Codes and scales."""
+    if isinstance(model, Decoder):
+        return [(linear.weight, linear.scales) for layer in model.layers for linear in layer.quantised]
+    assert isinstance(model, TransformersDecoder)
+    return [(part.codes, part.scales) for part in model.model.modules() if isinstance(part, QuantisedWeight)]
+
+
+def test_nf4_in_blocks_of_another_size_loses_nothing(tmp_path: Path) -> None:
+    settings = FORMATS["bitsandbytes-4bit"][1]
+    model = save_random(QWEN, tmp_path / "model")
+    stored, numbers = quantised_folder(model, tmp_path, partial(bitsandbytes_4bit, block=128), settings)
+    decoder, plain = (load_language_model(folder, torch.float32, CPU) for folder in (stored, numbers))
+    torch.testing.assert_close(logits_of(decoder), logits_of(plain), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,10 @@ class TensorFiles:
         """The bits in which a projection's weight is stored from now on; 0: as numbers."""
         return self.bits or (stored_bits(name, self) if self.quantisation else 0)
 
+    def all_digits(self, name: str) -> Tensor | None:
+        """A weight that is stored in codes which are kept, without any rounding; None for others."""
+        return self(name, torch.float32) if self.quantisation and stored_bits(name, self) else None
+
     def state_dict(self) -> dict[str, Tensor]:
         """All weights as numbers, by their names in a folder that is not quantised."""
         names = filter(None, map(plain_name, self.files))

@@ -1,8 +1,8 @@
 """Weights of folders that are quantised already, as numbers.
 
-What bitsandbytes stored in NF4 or int8 is stored in the same codes again (`codes`), so that nothing is lost. The
-others are decoded when they are loaded, exactly up to the rounding to the precision of the model: no library computes
-gradients through all of them on every device.
+What bitsandbytes stored in NF4 (in blocks of 64) or int8 is stored in the same codes again (`codes`), so that nothing
+is lost. The others are decoded when they are loaded, exactly up to the rounding to the precision of the model: no
+library computes gradients through all of them on every device.
 """
 
 import json
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.codes import MOST
-from openclaw_rl.engines.memory import BITS
+from openclaw_rl.engines.memory import BITS, GROUP
 
 #: The ends of names of tensors that only help to decode others.
 PARTS = (
@@ -45,7 +45,7 @@ def plain_name(name: str) -> str | None:
 def stored_bits(name: str, stored: Stored) -> int:
     """The bits in which this program keeps a weight as it is stored; 0 if it is decoded."""
     if f"{name}{QUANT_STATE}nf4" in stored:
-        return BITS["4bit"]
+        return BITS["4bit"] if quant_state(stored.raw(f"{name}{QUANT_STATE}nf4"))["blocksize"] == GROUP else 0
     return BITS["8bit"] if f"{module_of(name)}.SCB" in stored else 0
 
 
@@ -76,7 +76,7 @@ def module_of(name: str) -> str:
 
 def decode_bitsandbytes(codes: Tensor, part: Callable[[str], Tensor], kind: str) -> Tensor:
     """Two codes in each byte, and a scale for each block, which may be quantised itself."""
-    state = json.loads(bytes(part(f"quant_state.bitsandbytes__{kind}").tolist()))
+    state = quant_state(part(f"quant_state.bitsandbytes__{kind}"))
     scales = part("absmax")
     if "nested_blocksize" in state:
         inner = part("nested_quant_map").float()[scales.int()].view(-1)
@@ -86,6 +86,12 @@ def decode_bitsandbytes(codes: Tensor, part: Callable[[str], Tensor], kind: str)
     values = part("quant_map").float()[torch.stack((flat >> 4, flat & 15), 1).int()].view(-1)
     blocks = values.view(-1, state["blocksize"]) * scales.float()[:, None]
     return blocks.view(state["shape"])
+
+
+def quant_state(stored: Tensor) -> dict[str, Any]:
+    """What bitsandbytes notes beside a weight of 4 bits."""
+    state: dict[str, Any] = json.loads(bytes(stored.tolist()))
+    return state
 
 
 def decode_gptq(part: Callable[[str], Tensor], has_order: bool, settings: Mapping[str, Any]) -> Tensor:

@@ -83,9 +83,15 @@ class _Product(torch.autograd.Function):
         return ctx.linear.input_gradient(grads[0]), None
 
 
-def quantise_modules(model: Any, bits_of: Callable[[str], int], dtype: torch.dtype, device: torch.device) -> None:
+def quantise_modules(
+    model: Any,
+    bits_of: Callable[[str], int],
+    all_digits: Callable[[str], Tensor | None],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
     """Store the linear modules and the experts of all layers in as many bits as `bits_of` their names says, on this
-    device."""
+    device. `all_digits` of a name: the weight before it was rounded to the precision of the model, if that is known."""
     for path, parameter in layer_weights(model).items():
         owner = path.rpartition(".")[0]
         module = model.get_submodule(owner)
@@ -93,7 +99,9 @@ def quantise_modules(model: Any, bits_of: Callable[[str], int], dtype: torch.dty
         bits = bits_of(path)
         if can_be_encoded(parameter, bits):
             bias = None if not is_linear or module.bias is None else module.bias.data
-            weight = QuantisedWeight(*encode(parameter.data.to(device), bits), bias, dtype)
+            known = all_digits(path)
+            numbers = parameter.data if known is None else known
+            weight = QuantisedWeight(*encode(numbers.to(device), bits), bias, dtype)
             put_module(model, owner if is_linear else path, weight)
 
 

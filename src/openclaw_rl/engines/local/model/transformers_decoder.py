@@ -255,7 +255,7 @@ def load_transformers_decoder(
         raise UnsupportedModel(f"the checkpoint has no tensor {missing[0]}")
     if wrong := sorted(report["mismatched_keys"]):
         raise UnsupportedModel(f"the checkpoint's tensor {wrong[0][0]} has another size than config.json says")
-    quantise_modules(model.requires_grad_(False).eval(), files.bits_of, dtype, device)
+    quantise_modules(model.requires_grad_(False).eval(), files.bits_of, files.all_digits, dtype, device)
     return decoder_of(model.to(device))
 
 
