@@ -188,7 +188,7 @@ async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSample
 async def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
     sampler = LocalSampler(options(tmp_path), max_queue=4, launcher=FastLauncher())
-    with pytest.raises(EngineUnavailable, match=r"could not be loaded: .*no file named model.safetensors.*[^.]\.$"):
+    with pytest.raises(EngineUnavailable, match=r"could not be loaded: .* holds no .safetensors files\.$"):
         await sampler.start()
     await sampler.close()
 
