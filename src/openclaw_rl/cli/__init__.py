@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from openclaw_rl import __version__
 from openclaw_rl.cli import (
+    benchmark,
     chat,
     checkpoints,
     completion,
@@ -39,7 +40,7 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, train, demo, eval, wishes, rollout, chat, connect, doctor, status, sessions, notes, practise),
+    *(serve, train, demo, eval, wishes, benchmark, rollout, chat, connect, doctor, status, sessions, notes, practise),
     *(trajectories, rejudge, checkpoints, merge, report, forget, launch, completion),
 )
 #: Exit status for an error that the user can fix, as in argparse.

@@ -217,7 +217,7 @@ async def hold(
     user: User,
     questions: Sequence[EvalQuestion],
     *,
-    session: str,
+    session: str | None = None,
     turns: int,
     max_tokens: int = MAX_TOKENS,
     temperature: float | None = None,
@@ -253,4 +253,4 @@ async def hold(
         message = user.go_on(reaction, questions[place])
     history.append({"role": "user", "content": reaction.text})
     await chat.ask(history, max_tokens=LAST_REPLY_TOKENS, temperature=temperature, seed=seed, session=session)
-    return Transcript(session, tuple(exchanges))
+    return Transcript(session or "", tuple(exchanges))

@@ -1,6 +1,6 @@
 """Asks a policy held-out questions, and checks each answer with the persona's rules and the quality guard."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.evals.chat import Chat
@@ -39,6 +39,7 @@ async def examine(
     notes: bool = False,
     temperature: float | None = None,
     at_once: int = MAX_CONCURRENT_QUESTIONS,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[ExamAnswer, ...]:
     """Ask each question once, without the notes of the person unless `notes`. The server records none of it.
 
@@ -49,7 +50,13 @@ async def examine(
         number, question = numbered
         message = {"role": "user", "content": question.text}
         reply = await chat.ask(
-            [message], max_tokens=max_tokens, temperature=temperature, seed=seed + number, keep=False, notes=notes
+            [message],
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed + number,
+            keep=False,
+            notes=notes,
+            headers=headers,
         )
         answer = judge(persona, question, reply.text)
         if on_answer is not None:

@@ -59,6 +59,8 @@ class Canvas:
 SMALL = Canvas(360, 170, 24, 4)
 #: With a name below the axis.
 LARGE = Canvas(460, 280, 42, 5)
+#: With a name at each place of the axis.
+WIDE = Canvas(860, 280, 30, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +113,22 @@ def line_chart(
     lowest: float | None = None,
     highest: float | None = None,
     form: Form = number,
+    names: Mapping[float, str] | None = None,
 ) -> Chart:
     """Lines over `unit`. `lowest` and `highest` are the ends of the axis, unless values lie beyond them.
 
-    `axis` is written below the axis of a large chart; without it, the chart is small.
+    `axis` is written below the axis of a large chart; `names` are written at their places of a wide one, in place of
+    numbers. Without either, the chart is small.
     """
     shown = [replace(one, points=thinned(finite(one.points)), band=thinned(finite(one.band))) for one in series]
     shown = [one for one in shown if one.points]
     values = [y for one in shown for _, y in one.points] + [y for one in shown for _, *ends in one.band for y in ends]
-    canvas = LARGE if axis else SMALL
-    frame = frame_of(canvas, [x for one in shown for x, _ in one.points], values, lowest, highest)
+    canvas = WIDE if names else LARGE if axis else SMALL
+    ends = [place + half for place in names or () for half in (-0.5, 0.5)]
+    frame = frame_of(canvas, [*(x for one in shown for x, _ in one.points), *ends], values, lowest, highest)
     # No band covers a line.
     bands = [draw_band(frame, one) for one in shown if one.band]
-    parts = [grid(frame, form, axis), *bands, *(draw_line(frame, one, unit, form) for one in shown)]
+    parts = [grid(frame, form, axis, names), *bands, *(draw_line(frame, one, unit, form) for one in shown)]
     if not shown:
         middle = (canvas.width / 2, canvas.height / 2)
         parts.append(Markup('<text x="{}" y="{}">nothing measured yet</text>').format(*middle))
@@ -223,14 +228,14 @@ def frame_of(
     return Frame(canvas, x_low, x_high, y_low, y_high)
 
 
-def grid(frame: Frame, form: Form, axis: str = "") -> Markup:
-    """Lines and numbers of both axes, and the name of the horizontal one."""
+def grid(frame: Frame, form: Form, axis: str = "", names: Mapping[float, str] | None = None) -> Markup:
+    """Lines and numbers of both axes, and the name of the horizontal one, or the names of its places."""
     canvas = frame.canvas
     lines = [rule(frame, frame.y(tick), form(tick)) for tick in ticks(frame.y_low, frame.y_high, canvas.ticks)]
     below = canvas.height - canvas.bottom + 18
+    said = names or {tick: number(tick) for tick in ticks(frame.x_low, frame.x_high, canvas.ticks, whole=True)}
     places = [
-        Markup('<text x="{:.1f}" y="{}">{}</text>').format(frame.x(tick), below, number(tick))
-        for tick in ticks(frame.x_low, frame.x_high, canvas.ticks, whole=True)
+        Markup('<text x="{:.1f}" y="{}">{}</text>').format(frame.x(place), below, name) for place, name in said.items()
     ]
     if axis:
         middle = (LEFT + canvas.width - RIGHT) / 2

@@ -130,6 +130,11 @@ def says(text: str, _count: Count, *, any_of: Sequence[str], not_after: Sequence
     )
 
 
+def writes(text: str, _count: Count, *, any_of: Sequence[str]) -> bool:
+    """The answer has one of the texts, letter for letter."""
+    return any(wanted in text for wanted in any_of)
+
+
 def avoids(text: str, _count: Count, *, all_of: Sequence[str]) -> bool:
     """The answer has none of the phrases."""
     return not says(text, _count, any_of=all_of)
@@ -234,7 +239,7 @@ CHECKS: dict[str, Callable[..., bool]] = {
     check.__name__: check
     for check in (
         *(no_bold, no_numbered_list, no_bullets, no_lists, no_boxed, no_digits, no_contractions, lower_case),
-        *(long_enough, specific, short, says, avoids, begins_with, ends_with, has_line, last_line),
+        *(long_enough, specific, short, says, writes, avoids, begins_with, ends_with, has_line, last_line),
         *(ends_with_question, has_emoji, only_bullets, begins_bold, in_lines, in_language),
     )
 }

@@ -1,0 +1,81 @@
+"""`openclaw-rl benchmark`: does an endpoint learn from being used?"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.evals.arguments import MODEL_OPTIONS, USER_KEY
+
+DOC = "measure whether any OpenAI-compatible endpoint learns from being used, or compare two such results"
+COMPARE = "compare"
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "benchmark", DOC, run, MODEL_OPTIONS, {"seed": "one that nobody knew before"})
+    parser.add_argument("--url", default="", help="the endpoint to measure, with or without /v1")
+    # `dest` is not `baseline`, because that is an option of the server.
+    parser.add_argument(
+        "--baseline",
+        dest="baselines",
+        default="",
+        metavar="NAMES",
+        help="instead, start and measure some of bare, history, notes, preset, practice, combine, topk-select, or all",
+    )
+    parser.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        help="a key of the endpoint; several keys are several people (may be given several times)",
+    )
+    parser.add_argument("--by-user", action="store_true", help="tell people apart by OpenAI's field user")
+    parser.add_argument("--model", default="", help="the name of the model to ask for")
+    parser.add_argument("--wire", choices=("chat", "responses"), default="chat", help="how to ask (default: chat)")
+    parser.add_argument("--name", default="endpoint", help="what results call the endpoint (default: endpoint)")
+    parser.add_argument("--track", default="", metavar="NAMES", help="only some tracks, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="ask less: at most ten minutes on two cores")
+    parser.add_argument("--seeds", type=positive, default=1, help="measure with so many seeds (default: 1)")
+    parser.add_argument("--at-once", type=positive, default=1, help="items measured at the same time (default: 1)")
+    parser.add_argument("--out", type=Path, help="the folder of the results; one that has some is continued")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="seconds to wait after each session of an endpoint (default: 0)"
+    )
+    parser.add_argument(
+        "--forget-url", default="", metavar="URL", help="where DELETE deletes all that the key's owner, or {user}, said"
+    )
+    parser.add_argument(
+        "--bare-header",
+        default="",
+        metavar="NAME: VALUE",
+        help="the header with which the endpoint answers without what it remembers",
+    )
+    parser.add_argument(
+        "--feedback", action="store_true", help="also send the wanted answer as a correction to /v1/feedback"
+    )
+    parser.add_argument(
+        "--user-base-url", default="", help=f"let the model at this address play the people (key: {USER_KEY})"
+    )
+    parser.add_argument("--user-model", default="", help="the name of that model")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="compare A B",
+        help="compare two results, each a file or a folder; options for the servers of baselines may follow --",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.app.machine import machine_of
+    from openclaw_rl.evals.benchmark.command import benchmark, compare
+
+    if options.words[:1] == [COMPARE]:
+        if len(options.words) != 3:
+            raise ConfigError("Give two results: openclaw-rl benchmark compare A B.")
+        return compare(Path(options.words[1]), Path(options.words[2]))
+    options.server = options.words
+    if options.server and not options.server[0].startswith("-"):
+        raise ConfigError(f"Unexpected argument: {options.server[0]}. See openclaw-rl benchmark --help.")
+    refuse_secrets(options.server)
+    config = load_options(options).config
+    return benchmark(machine_of(config), options, config.run.seed if "seed" in config.given() else None)

@@ -1,0 +1,1 @@
+"""The benchmark: whether an OpenAI-compatible endpoint learns from being used."""

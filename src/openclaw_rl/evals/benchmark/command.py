@@ -1,0 +1,129 @@
+"""`openclaw-rl benchmark`: measure endpoints and baselines, and compare results."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl import terminal
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.evals.arguments import USER_KEY, Machine
+from openclaw_rl.evals.benchmark.results import (
+    compared,
+    comparison_table,
+    load_results,
+    results_table,
+    write_results,
+)
+from openclaw_rl.evals.benchmark.run import BenchmarkPlan, Part, ResultLog, head_of, measure_all
+from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
+from openclaw_rl.evals.benchmark.tracks import TRACKS
+from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.wishes.suite import raising_first
+from openclaw_rl.lab.commands import new_folder, stoppable
+
+#: Where results are written without `--out`.
+DEFAULT_OUT = Path("runs/benchmark")
+#: A seed that is chosen for a run lies below this.
+SEEDS = 1_000_000
+
+
+def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -> int:
+    """Measure an endpoint or baselines, from this seed on; without one, from a seed that nobody knew before."""
+    console = terminal.console()
+    tracks = chosen(options.track, TRACKS, "track")
+    if bool(options.user_base_url) != bool(options.user_model):
+        raise ConfigError("--user-base-url and --user-model must be given together, or neither.")
+    out = options.out or new_folder(DEFAULT_OUT)
+    player = None
+    if options.user_base_url:
+        player = Chat(options.user_base_url, model=options.user_model, key=os.environ.get(USER_KEY, ""))
+    teaching = {"player": player, "feedback": options.feedback}
+    first = kept_seed(out) if seed is None else seed
+    parts: list[Part] = []
+    for number in range(first, first + options.seeds):
+        plan = BenchmarkPlan(tracks, number, options.quick, options.at_once)
+        for system in systems(machine, options, out, number, teaching):
+            parts.append((system, plan, ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))))
+    console.print(f"Seed {first}. If it is stopped, the same command with --out {out} goes on.", soft_wrap=True)
+    try:
+        with stoppable(console), raising_first():
+            asyncio.run(measured(parts, options.at_once, player, lambda line: console.print(line, markup=False)))
+    finally:
+        # Also after an error or Ctrl-C: what is done is worth showing.
+        if results := [one for one in load_results(out) if one.lines]:
+            write_results(results, out)
+            console.print(results_table(results))
+            pages = f"Table: {out / 'results.md'}   Picture: {out / 'scores.svg'}   Page: {out / 'index.html'}"
+            console.print(pages, soft_wrap=True)
+    return 0
+
+
+async def measured(parts: Sequence[Part], at_once: int, player: Chat | None, say: Callable[[str], None]) -> None:
+    async with player or contextlib.nullcontext():
+        await measure_all(parts, at_once, say)
+
+
+def kept_seed(out: Path) -> int:
+    """The lowest seed of the results in a folder; in a new one, a random seed."""
+    if out.is_dir() and any(out.glob("*.jsonl")):
+        return min(int(one.head["seed"]) for one in load_results(out))
+    return secrets.randbelow(SEEDS)
+
+
+def chosen(given: str, known: Collection[str], what: str) -> list[str]:
+    """Some of the known names, separated by commas, in their order; all if none is given. Raises ConfigError."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"There is no {what} {unknown[0]}: --{what} takes some of {', '.join(known)}.")
+    return [name for name in known if name in names or not names]
+
+
+def systems(
+    machine: Machine, options: argparse.Namespace, out: Path, seed: int, teaching: dict[str, Any]
+) -> Iterator[System]:
+    """What is measured with a seed. Raises ConfigError."""
+    if bool(options.url) == bool(options.baselines):
+        raise ConfigError("Give either --url, the address of an endpoint, or --baseline.")
+    if options.url:
+        keys = [key for given in options.key for key in given.split(",")]
+        yield EndpointSystem(
+            options.url,
+            tuple(keys) or ("",),
+            options.model,
+            options.wire,
+            options.by_user,
+            options.pause,
+            options.forget_url,
+            bare_headers(options.bare_header),
+            teaching,
+            options.name,
+        )
+        return
+    machine.fetch_model()
+    for name in chosen("" if options.baselines == "all" else options.baselines, BASELINES, "baseline"):
+        folder = out / "servers" / f"{name}-{seed}"
+        yield BaselineSystem(name, machine, folder, teaching, ("--seed", str(seed), *options.server), options.wire)
+
+
+def bare_headers(given: str) -> dict[str, str] | None:
+    """The header NAME: VALUE, if one is given. Raises ConfigError."""
+    name, sign, value = given.partition(":")
+    if given and not (name.strip() and sign):
+        raise ConfigError(f"--bare-header {given} is not NAME: VALUE.")
+    return {name.strip(): value.strip()} if given else None
+
+
+def compare(first: Path, second: Path) -> int:
+    """Show how much more the second passes than the first, on the cases that both were asked."""
+    one, other = load_results(first), load_results(second)
+    terminal.console().print(comparison_table(compared(one, other), named(one), named(other)))
+    return 0
+
+
+def named(results: Sequence[Any]) -> str:
+    return ", ".join(dict.fromkeys(one.system for one in results))

@@ -1,0 +1,169 @@
+"""Runs the benchmark: items one after another or at once, and a line of JSON for each as soon as it is done.
+
+A run that was stopped goes on where it stopped. The same seed asks the same.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl import __version__
+from openclaw_rl.client import ServerError
+from openclaw_rl.errors import UserError
+from openclaw_rl.evals.benchmark.person import OrdinaryChat
+from openclaw_rl.evals.benchmark.systems import NotOffered, System
+from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Item, Scored
+from openclaw_rl.evals.demo import commit
+from openclaw_rl.evals.scores import run_concurrently
+from openclaw_rl.lab.statistics import Marks, proportion_of_trials
+from openclaw_rl.lab.tasks import read_json_lines
+
+#: The version of the results. Lines of another one are not compared.
+FORMAT = 1
+#: What must be equal for a run to go on.
+FIXED = ("benchmark", "system", "seed", "quick", "version")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPlan:
+    """What is asked of a system."""
+
+    tracks: Sequence[str]
+    seed: int
+    quick: bool
+    at_once: int = 1
+
+    def items(self) -> list[tuple[int, Item]]:
+        """The items of the chosen tracks, each with the number of its first person among those of all tracks."""
+        first, chosen = 0, []
+        for track, make in TRACKS.items():
+            for item in make(QUICK if self.quick else FULL, self.seed):
+                if track in self.tracks:
+                    chosen.append((first, item))
+                first += item.people
+        return chosen
+
+
+class ResultLog:
+    """The file of a system and a seed."""
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        """Raises UserError if there is a file of something else."""
+        self.path, self.head = path, head
+        lines = [line for _, line in read_json_lines(path, "--out")] if path.exists() else []
+        if lines and any(lines[0].get(name) != head[name] for name in FIXED):
+            differs = next(name for name in FIXED if lines[0].get(name) != head[name])
+            raise UserError(f"{path} has results of another {differs}, {lines[0].get(differs)}: give another --out.")
+        if not lines:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.write(head)
+        self._begun = [tuple(line["begun"]) for line in lines if "begun" in line]
+        self.done = {(line["track"], line["item"]) for line in lines if "track" in line}
+
+    def begin(self, item: Item) -> int:
+        """Note that an item begins; how often it has begun, with this time."""
+        self._begun.append(item.key)
+        self.write({"begun": item.key})
+        return self._begun.count(item.key)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def head_of(system: System, plan: BenchmarkPlan) -> dict[str, Any]:
+    return {
+        "benchmark": FORMAT,
+        "system": system.name,
+        "seed": plan.seed,
+        "quick": plan.quick,
+        "version": __version__,
+        "commit": commit(),
+        "began": round(time.time()),
+        **system.facts,
+    }
+
+
+async def measure(system: System, plan: BenchmarkPlan, log: ResultLog, say: Callable[[str], None]) -> None:
+    """Measure what is not done yet. Raises ServerError, ServerFailed, or a group of them."""
+    items = plan.items()
+    left = [(first, item) for first, item in items if item.key not in log.done]
+    if not left:
+        return
+    people = max(first + item.people for first, item in items)
+
+    async def work(_: int) -> None:
+        # Taken from what is left, so that no item begins after another has failed.
+        while left:
+            first, item = left.pop(0)
+            times = log.begin(item)
+            line = await measured(system, first, item)
+            log.write({"track": item.track, "item": item.name, **line, "begun_times": times})
+            score = line["score"]
+            shown = f"{score['mean']:.2f} ({score['low']:.2f}–{score['high']:.2f})" if score else line["reason"]
+            say(f"{system.name}, seed {plan.seed}: {item.track}, {item.name}: {shown} in {line['seconds']:.0f} s")
+
+    workers = 1 if system.one_at_a_time else plan.at_once
+    async with system.started(people):
+        await run_concurrently(range(workers), work, workers)
+
+
+async def measured(system: System, first: int, item: Item) -> dict[str, Any]:
+    """What an item has shown, or why it cannot be scored. Raises ServerError if the endpoint is gone."""
+    began = time.monotonic()
+    people: Sequence[OrdinaryChat] = ()
+    scored, reason = None, ""
+    try:
+        async with system.site(f"{item.track}-{item.name}".replace(" ", "-"), first, item.people) as site:
+            people = site.people
+            scored = await item.run(site)
+    except NotOffered as error:
+        reason = str(error)
+    except ServerError as error:
+        if not error.is_refusal:
+            raise
+        reason = f"The endpoint refuses what is asked: {error}"
+    costs = [asdict(chat.cost) for chat in people]
+    cost = {name: sum(one[name] for one in costs) for name in ("requests", "prompt_tokens", "answer_tokens")}
+    return {
+        **shown(scored),
+        "reason": reason,
+        "seconds": round(time.monotonic() - began, 1),
+        "cost": {**cost, "estimated": any(one["estimated"] for one in costs)},
+        "log": [chat.log for chat in people],
+    }
+
+
+def shown(scored: Scored | None) -> dict[str, Any]:
+    """A score as data for JSON."""
+    if scored is None:
+        return {"score": None, "marks": [], "parts": {}, "held": None, "facts": {}}
+    return {
+        "score": share(scored.marks),
+        "marks": scored.marks,
+        "parts": {name: share(marks) for name, marks in scored.parts.items()},
+        "held": asdict(scored.held) if scored.held else None,
+        "facts": scored.facts,
+    }
+
+
+def share(marks: Marks) -> dict[str, Any] | None:
+    return asdict(proportion_of_trials([marks])) if marks else None
+
+
+#: A system, what is asked of it, and the file of its results.
+Part = tuple[System, BenchmarkPlan, ResultLog]
+
+
+async def measure_all(parts: Sequence[Part], at_once: int, say: Callable[[str], None]) -> None:
+    """Measure several systems and seeds, so that about `at_once` items are measured at a time."""
+    slots = max(1, min(at_once, len(parts)))
+
+    async def one(part: Part) -> None:
+        system, plan, log = part
+        await measure(system, replace(plan, at_once=-(-at_once // slots)), log, say)
+
+    await run_concurrently(parts, one, slots)

@@ -1,0 +1,282 @@
+"""What is measured: an endpoint at an address, or a baseline that is started here."""
+
+import asyncio
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from openclaw_rl.aio import start_process
+from openclaw_rl.client import ApiClient, probe
+from openclaw_rl.config.general import PERSONAL
+from openclaw_rl.evals.arguments import Machine
+from openclaw_rl.evals.benchmark.person import OrdinaryChat, PastingChat
+from openclaw_rl.evals.chat import TIMEOUT_SECONDS
+from openclaw_rl.evals.trial import is_learning
+from openclaw_rl.evals.wishes.measurement import practised
+from openclaw_rl.http_client import url_without_account
+from openclaw_rl.lab.server import LOG, RunningServer, ServerFailed, run_server
+
+#: How long a server of this package may take to read what was said, and to learn from it.
+JUDGE_SECONDS, LEARN_SECONDS, PRACTICE_SECONDS = 60.0, 300.0, 900.0
+POLL_SECONDS = 0.2
+#: The header with which a server of this package answers without what it was told.
+WITHOUT_NOTES = {"X-Notes": "off"}
+#: The owner whose key only looks at a server's state.
+WATCHER = "watcher"
+
+
+class NotOffered(Exception):
+    """The endpoint cannot be scored here. The text is a sentence that says why."""
+
+
+@dataclass(slots=True)
+class Site:
+    """An endpoint as one item uses it."""
+
+    people: Sequence[OrdinaryChat]
+    settle: Callable[[], Awaitable[None]]
+    """Waits until the endpoint has read the last session."""
+    learn: Callable[[], Awaitable[None]]
+    """Waits until it has learned what it can from what was said."""
+    teaching: dict[str, Any] = field(default_factory=dict)
+    """Further settings of every `Teaching`."""
+    bare_headers: Mapping[str, str] | None = None
+    """With these, the endpoint answers without what it remembers; None: it does not offer that."""
+    forget: Callable[[int], Awaitable[None]] | None = None
+    """Deletes all that one of the people has said; None: it does not offer that."""
+
+
+class System(Protocol):
+    """Something that is measured."""
+
+    name: str
+    one_at_a_time: bool
+    """Whether items would disturb each other, because they are the same person to it."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What results say about it, without secrets."""
+        ...
+
+    def started(self, people: int) -> contextlib.AbstractAsyncContextManager[None]:
+        """Around all items, which need so many people together."""
+        ...
+
+    def site(self, item: str, first: int, people: int) -> contextlib.AbstractAsyncContextManager[Site]:
+        """Around one item, whose people are those from `first` on. Raises NotOffered."""
+        ...
+
+
+async def nothing() -> None:
+    """Where there is nothing to wait for."""
+
+
+async def wait_while(busy: Callable[[Mapping[str, Any]], bool], url: str, key: str, seconds: float) -> bool:
+    """Wait while a server of this package says that it is busy; whether the endpoint is one."""
+    end = time.monotonic() + seconds
+    while True:
+        state = await probe(url, key)
+        if "queue" not in state or not busy(state) or time.monotonic() > end:
+            return "queue" in state
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def is_judging(state: Mapping[str, Any]) -> bool:
+    return bool((state.get("queue") or {}).get("to_judge"))
+
+
+@dataclass(slots=True)
+class EndpointSystem:
+    """An endpoint at an address. Its people are told apart by their keys, or by OpenAI's field `user`."""
+
+    url: str
+    keys: Sequence[str] = ("",)
+    model: str = ""
+    wire: str = "chat"
+    by_user: bool = False
+    pause: float = 0.0
+    """Seconds after each session, for an endpoint that does not say when it has read it."""
+    forget_url: str = ""
+    """Where `DELETE` deletes all that the key's owner said; `{user}` stands for the person."""
+    bare_headers: Mapping[str, str] | None = None
+    teaching: dict[str, Any] = field(default_factory=dict)
+    name: str = "endpoint"
+    _said: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """What each person has said in all items."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        return not self.by_user
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        told = "user" if self.by_user else f"{len(self.keys)} keys"
+        return {"url": url_without_account(self.url), "model": self.model, "wire": self.wire, "people_by": told}
+
+    @contextlib.asynccontextmanager
+    async def started(self, people: int) -> AsyncIterator[None]:
+        yield
+
+    @contextlib.asynccontextmanager
+    async def site(self, item: str, first: int, people: int) -> AsyncIterator[Site]:
+        if people > len(self.keys) and not self.by_user:
+            raise NotOffered("The endpoint knows one person only: give a --key for each, or --by-user.")
+        numbers = range(first, first + people)
+        keys = [self.keys[number % len(self.keys)] for number in numbers]
+        users = [f"person-{number}" for number in numbers]
+        async with contextlib.AsyncExitStack() as stack:
+            chats = [
+                await stack.enter_async_context(
+                    OrdinaryChat(
+                        self.url,
+                        model=self.model,
+                        key=key,
+                        wire=self.wire,
+                        fields={"user": user} if self.by_user else None,
+                    )
+                )
+                for key, user in zip(keys, users, strict=True)
+            ]
+
+            for chat, person in zip(chats, zip(keys, users, strict=True), strict=True):
+                chat.said = self._said.setdefault(person if self.by_user else (person[0], ""), set())
+
+            async def settle() -> None:
+                if not await wait_while(is_judging, chats[0].url, keys[0], JUDGE_SECONDS):
+                    await asyncio.sleep(self.pause)
+
+            async def learn() -> None:
+                await wait_while(is_learning, chats[0].url, keys[0], LEARN_SECONDS)
+
+            async def forget(number: int) -> None:
+                await delete(self.forget_url.replace("{user}", users[number]), keys[number])
+
+            yield Site(chats, settle, learn, self.teaching, self.bare_headers, forget if self.forget_url else None)
+
+
+async def delete(url: str, key: str) -> None:
+    """Raises ServerError."""
+    api = ApiClient(url, key, through_proxy=True)
+    try:
+        await api.call("DELETE", "", seconds=TIMEOUT_SECONDS)
+    finally:
+        await api.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A system that this package starts."""
+
+    about: str
+    flags: tuple[str, ...]
+    trains: bool = False
+    """Then every item has a server of its own, because what is learned reaches everybody."""
+    practises: bool = False
+    notes: bool = False
+    forgets: bool = True
+    chat: type[OrdinaryChat] = OrdinaryChat
+
+
+_BARE = ("--no-capture", "--no-notes", "--max-steps", "0")
+_PRESET = ("--preset", PERSONAL)
+BASELINES = {
+    "bare": Baseline("the model alone", _BARE, forgets=False),
+    "history": Baseline("the model with all that was said before in its prompt", _BARE, chat=PastingChat),
+    "notes": Baseline("notes and examples, without training", (*_PRESET, "--max-steps", "0"), notes=True),
+    "preset": Baseline("what make run has", _PRESET, trains=True, notes=True),
+    "practice": Baseline("what make run has, practised at once", _PRESET, trains=True, practises=True, notes=True),
+    "combine": Baseline("training alone", (*_PRESET, "--method", "combine", "--no-notes"), trains=True),
+    "topk-select": Baseline("training alone", (*_PRESET, "--method", "topk-select", "--no-notes"), trains=True),
+}
+#: Options of every server that is started.
+SERVER_FLAGS = ("--proxy-host", "127.0.0.1", "--kv-cache-gib", "1")
+
+
+class BaselineSystem:
+    """A baseline: one server for all items, or one for each if it trains."""
+
+    one_at_a_time = False
+
+    def __init__(
+        self, name: str, machine: Machine, folder: Path, teaching: dict[str, Any], server: Sequence[str], wire: str
+    ) -> None:
+        """`server` are further options of its servers, which run in `folder`."""
+        self.name, self._machine, self._folder, self._teaching, self._wire = name, machine, folder, teaching, wire
+        self._baseline = BASELINES[name]
+        model = ("--model-name", machine.model_name) if machine.model_name else ()
+        fixed = (*machine.flags, *SERVER_FLAGS, *self._baseline.flags)
+        self._flags = (*fixed, *model, *server)
+        self._shared: tuple[RunningServer, list[str]] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"about": self._baseline.about, "model": self._machine.policy_name, "wire": self._wire}
+
+    @contextlib.asynccontextmanager
+    async def started(self, people: int) -> AsyncIterator[None]:
+        if self._baseline.trains:
+            yield
+            return
+        async with self._server(self._folder / "server", people) as self._shared:
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _server(self, run_dir: Path, people: int) -> AsyncIterator[tuple[RunningServer, list[str]]]:
+        """A server and the keys of its people."""
+        keys = [secrets.token_hex(16) for _ in range(people)]
+        names = [WATCHER, *map(person_name, range(people))]
+        watcher = secrets.token_hex(16)
+        given = ",".join(f"{name}={key}" for name, key in zip(names, [watcher, *keys], strict=True))
+        async with run_server(run_dir, *self._flags, "--api-key", given, key=watcher) as server:
+            yield server, keys
+
+    @contextlib.asynccontextmanager
+    async def site(self, item: str, first: int, people: int) -> AsyncIterator[Site]:
+        async with contextlib.AsyncExitStack() as stack:
+            if self._shared:
+                server, keys = self._shared
+            else:
+                # What an interrupted item left behind is not what an item begins with.
+                run_dir = self._folder / f"{item}-{secrets.token_hex(3)}"
+                server, keys = await stack.enter_async_context(self._server(run_dir, people))
+                first = 0
+            chats = [
+                await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire, local=True))
+                for key in keys[first : first + people]
+            ]
+
+            async def settle() -> None:
+                await wait_while(is_judging, server.url, server.key, JUDGE_SECONDS)
+
+            async def learn() -> None:
+                await wait_while(is_learning, server.url, server.key, LEARN_SECONDS)
+                if self._baseline.practises:
+                    async for _ in practised(server.run_dir, PRACTICE_SECONDS):
+                        pass
+
+            async def forget(number: int) -> None:
+                await chats[number].forget()
+                if self._baseline.chat is OrdinaryChat:
+                    await forget_person(server, person_name(first + number), keys[first + number])
+
+            bare = WITHOUT_NOTES if self._baseline.notes else None
+            waits = settle if self._baseline.flags != _BARE else nothing
+            yield Site(chats, waits, learn, self._teaching, bare, forget if self._baseline.forgets else None)
+
+
+def person_name(number: int) -> str:
+    return f"person-{number}"
+
+
+async def forget_person(server: RunningServer, name: str, key: str) -> None:
+    """Delete all that somebody said, and what was trained on it, as an owner would. Raises ServerFailed."""
+    words = ["forget", "--run-dir", str(server.run_dir), "--user", name, "--retrain", "--api-key", f"{name}={key}"]
+    with (server.run_dir / LOG).open("ab") as log:
+        process = await start_process(sys.executable, "-m", "openclaw_rl", *words, stdout=log, stderr=log)
+        if await process.wait():
+            raise ServerFailed(f"What {name} said could not be deleted: see {server.run_dir / LOG}.")
