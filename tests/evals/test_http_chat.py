@@ -35,7 +35,9 @@ class Endpoint:
     """A server that answers what a test tells it to, and keeps what it was sent."""
 
     def __init__(self) -> None:
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self.answer, methods=["POST"])])
+        self.app = Starlette(
+            routes=[Route(f"/v1/{name}", self.answer, methods=["POST"]) for name in ("chat/completions", "responses")]
+        )
         self.url = ""
         self.answers: list[Callable[[], Response]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -92,6 +94,47 @@ async def test_tool_calls_are_read_as_they_were_written(endpoint: Endpoint, chat
     reply = await chat.ask(HELLO, tools=TOOLS)
     assert reply.tool_calls == (ToolCall("look", '{"a":  1'),)
     assert reply.text == ""
+
+
+async def test_the_tokens_are_those_that_the_server_tells(endpoint: Endpoint, chat: Chat) -> None:
+    told = {"prompt_tokens": 7, "completion_tokens": 2}
+    bodies = iter([completion() | {"usage": usage} for usage in (told, {}, None, "7")])
+    endpoint.answers = [lambda: JSONResponse(next(bodies))] * 4
+    assert [(await chat.ask(HELLO)).tokens for _ in range(4)] == [(7, 2), None, None, None]
+
+
+async def test_the_same_conversation_is_held_on_the_wire_of_responses(endpoint: Endpoint) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    output = [
+        {"type": "reasoning", "summary": []},
+        {
+            "type": "message",
+            "content": [{"type": "output_text", "text": "It is "}, {"type": "output_text", "text": "4."}],
+        },
+        {"type": "function_call", "call_id": "c2", "name": "look", "arguments": '{"a": 1}'},
+    ]
+    body = {"id": "resp-1", "output": output, "usage": {"input_tokens": 7, "output_tokens": 2}}
+    endpoint.answers = [lambda: JSONResponse(body), lambda: JSONResponse(completion())]
+    said = [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "four"},
+    ]
+    async with Chat(endpoint.url, wire="responses", fields={"user": "ada"}) as chat:
+        reply = await chat.ask(said, tools=TOOLS, max_tokens=1, seed=3)
+        with pytest.raises(ServerError, match="not a response"):
+            await chat.ask(HELLO)
+    assert reply == Reply("It is 4.", (ToolCall("look", '{"a": 1}'),), "resp-1", (7, 2))
+    assert endpoint.bodies[0] == {
+        "user": "ada",
+        "input": [
+            *HELLO,
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "four"},
+        ],
+        "max_output_tokens": 16,
+        "tools": [{"type": "function", **TOOLS[0]["function"]}],
+    }
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -112,6 +112,7 @@ def test_short_means_words_and_sentences() -> None:
             "It is rust.\n\n*your friend, Ada.*",
             "Your friend, Ada, is here.",
         ),
+        ("writes", {"any_of": ["*Sam*"]}, "Hello, *Sam*.", "Hello, Sam and *sam*."),
         ("has_line", {"any_of": ["TL;DR"]}, "**TL;DR:** rust.\nIts soil has it.", "It is rust. TL;DR: rust."),
         ("has_line", {"any_of": ["TL;DR"]}, "Soil.\n- TL;DR rust", "Soil.\nTL;DR:\n"),
         ("last_line", {"any_of": ["Source:"]}, "Rust.\nSource: a book\n", "Source: a book\nRust."),
@@ -284,7 +285,7 @@ def test_every_rule_can_be_had_by_its_name() -> None:
         "avoids": {"all_of": ["a"]},
         "in_lines": {"lines": 1, "words": 9},
         "in_language": {"language": "fr"},
-        **dict.fromkeys(("says", "begins_with", "ends_with", "has_line", "last_line"), phrases),
+        **dict.fromkeys(("says", "writes", "begins_with", "ends_with", "has_line", "last_line"), phrases),
     }
     for name in CHECKS:
         assert isinstance(make_check(name, given_.get(name, {}))("a b 1", estimate_tokens), bool)

@@ -103,6 +103,13 @@ def test_nothing_is_said_to_be_nothing() -> None:
     assert "nothing measured yet" not in a_chart().svg
 
 
+def test_places_may_have_names_in_place_of_numbers() -> None:
+    points = Series("one", [(0.1, 0.5), (1.1, 1.0)], "s0", [(0.1, 0.4, 0.6), (1.1, 0.9, 1.0)], "points")
+    svg = line_chart("Scores", [points], names={0.0: "first & last", 1.0: "middle"}, lowest=0, highest=1).svg
+    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag == "text"]
+    assert texts[-2:] == ["first & last", "middle"]
+
+
 def test_equal_charts_are_equal_files(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
         write_text(tmp_path / "new" / name, a_file())

@@ -78,6 +78,7 @@ class OrdinaryChat(Chat):
         """`session`, `keep` and `notes` are this package's own, and not sent."""
         sent = self.prepared(messages)
         settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        asked = time.monotonic()
         try:
             reply = await super().ask(sent, tools=tools, headers=headers, **settings)
         except ServerError as error:
@@ -98,6 +99,7 @@ class OrdinaryChat(Chat):
                 **({"calls": [asdict(call) for call in reply.tool_calls]} if reply.tool_calls else {}),
                 "seed": seed,
                 "tokens": [prompt, answer],
+                "seconds": round(time.monotonic() - asked, 2),
             }
         )
         self.remember(messages, reply)

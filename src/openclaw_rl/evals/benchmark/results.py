@@ -26,7 +26,7 @@ _SPREAD = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class SystemResults:
     """The lines of a system and a seed."""
 
     head: Mapping[str, Any]
@@ -54,7 +54,7 @@ class TrackScore:
     reason: str
 
 
-def load_results(path: Path) -> list[Results]:
+def load_results(path: Path) -> list[SystemResults]:
     """The results in a file, or in all files of a folder. Raises UserError."""
     paths = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not paths or not paths[0].is_file():
@@ -62,21 +62,21 @@ def load_results(path: Path) -> list[Results]:
     return [_load(one) for one in paths]
 
 
-def _load(path: Path) -> Results:
+def _load(path: Path) -> SystemResults:
     lines = [line for _, line in read_json_lines(path, "benchmark")]
     if not lines or not isinstance(lines[0], dict) or lines[0].get("benchmark") != FORMAT:
         raise UserError(f"{path} is not a file that this version of openclaw-rl benchmark wrote.")
-    return Results(lines[0], [line for line in lines if "track" in line])
+    return SystemResults(lines[0], [line for line in lines if "track" in line])
 
 
-def by_system(results: Sequence[Results]) -> dict[str, list[Results]]:
+def by_system(results: Sequence[SystemResults]) -> dict[str, list[SystemResults]]:
     found = defaultdict(list)
     for one in results:
         found[one.system].append(one)
     return dict(found)
 
 
-def scores(results: Sequence[Results]) -> dict[str, TrackScore]:
+def scores(results: Sequence[SystemResults]) -> dict[str, TrackScore]:
     """The tracks that one system was asked, in their order."""
     lines = [line for one in results for line in one.lines]
     return {track: _score(own) for track in TRACKS if (own := [line for line in lines if line["track"] == track])}
@@ -108,7 +108,7 @@ def _mean_part(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
 HEADS = ("system", "track", "score", "before", "unaided", "held", "sessions", "seconds", "tokens", "requests")
 
 
-def rows(results: Sequence[Results]) -> Iterator[tuple[str, ...]]:
+def rows(results: Sequence[SystemResults]) -> Iterator[tuple[str, ...]]:
     """The cells of the table, as `HEADS` names them."""
     for system, own in by_system(results).items():
         for track, score in scores(own).items():
@@ -131,7 +131,7 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def results_table(results: Sequence[Results]) -> Table:
+def results_table(results: Sequence[SystemResults]) -> Table:
     table = Table(title="Share of cases passed (95 % interval)", title_justify="left")
     for heading in HEADS[:-1]:
         table.add_column(heading)
@@ -140,12 +140,12 @@ def results_table(results: Sequence[Results]) -> Table:
     return table
 
 
-def markdown(results: Sequence[Results]) -> str:
+def markdown(results: Sequence[SystemResults]) -> str:
     lines = [HEADS, ("---",) * len(HEADS), *rows(results)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def chart(results: Sequence[Results]) -> Chart:
+def chart(results: Sequence[SystemResults]) -> Chart:
     """The score of each system in each track, with its interval."""
     systems = by_system(results)
     tracks = [track for track in TRACKS if any(track in scores(own) for own in systems.values())]
@@ -160,7 +160,7 @@ def chart(results: Sequence[Results]) -> Chart:
     return line_chart("Score by track", series, unit="track", names=names, lowest=0, highest=1, form=percent)
 
 
-def write_results(results: Sequence[Results], out: Path) -> None:
+def write_results(results: Sequence[SystemResults], out: Path) -> None:
     """Write the table, the picture and the page. Raises UserError."""
     made = chart(results)
     write_text(out / "results.md", markdown(results))
@@ -175,7 +175,7 @@ def write_results(results: Sequence[Results], out: Path) -> None:
 # Two systems compared
 
 
-def cases(results: Sequence[Results]) -> dict[str, dict[tuple[Any, ...], bool]]:
+def cases(results: Sequence[SystemResults]) -> dict[str, dict[tuple[Any, ...], bool]]:
     """By track, whether each case passed. A case that is asked several times is numbered."""
     found: dict[str, dict[tuple[Any, ...], bool]] = defaultdict(dict)
     for one in results:
@@ -189,7 +189,7 @@ def cases(results: Sequence[Results]) -> dict[str, dict[tuple[Any, ...], bool]]:
     return found
 
 
-def compared(first: Sequence[Results], second: Sequence[Results]) -> dict[str, Difference]:
+def compared(first: Sequence[SystemResults], second: Sequence[SystemResults]) -> dict[str, Difference]:
     """By track, how much more the second passes, on the cases that both were asked. Raises UserError: none."""
     one, other = cases(first), cases(second)
     both = {

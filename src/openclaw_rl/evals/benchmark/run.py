@@ -15,7 +15,7 @@ from openclaw_rl.client import ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.benchmark.person import OrdinaryChat
 from openclaw_rl.evals.benchmark.systems import NotOffered, System
-from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Item, Scored
+from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Scored, TrackItem
 from openclaw_rl.evals.demo import commit
 from openclaw_rl.evals.scores import run_concurrently
 from openclaw_rl.lab.statistics import Marks, proportion_of_trials
@@ -36,7 +36,7 @@ class BenchmarkPlan:
     quick: bool
     at_once: int = 1
 
-    def items(self) -> list[tuple[int, Item]]:
+    def items(self) -> list[tuple[int, TrackItem]]:
         """The items of the chosen tracks, each with the number of its first person among those of all tracks."""
         first, chosen = 0, []
         for track, make in TRACKS.items():
@@ -63,7 +63,7 @@ class ResultLog:
         self._begun = [tuple(line["begun"]) for line in lines if "begun" in line]
         self.done = {(line["track"], line["item"]) for line in lines if "track" in line}
 
-    def begin(self, item: Item) -> int:
+    def begin(self, item: TrackItem) -> int:
         """Note that an item begins; how often it has begun, with this time."""
         self._begun.append(item.key)
         self.write({"begun": item.key})
@@ -111,15 +111,15 @@ async def measure(system: System, plan: BenchmarkPlan, log: ResultLog, say: Call
         await run_concurrently(range(workers), work, workers)
 
 
-async def measured(system: System, first: int, item: Item) -> dict[str, Any]:
+async def measured(system: System, first: int, item: TrackItem) -> dict[str, Any]:
     """What an item has shown, or why it cannot be scored. Raises ServerError if the endpoint is gone."""
     began = time.monotonic()
     people: Sequence[OrdinaryChat] = ()
     scored, reason = None, ""
     try:
-        async with system.site(f"{item.track}-{item.name}".replace(" ", "-"), first, item.people) as site:
-            people = site.people
-            scored = await item.run(site)
+        async with system.venue(f"{item.track}-{item.name}".replace(" ", "-"), first, item.people) as venue:
+            people = venue.people
+            scored = await item.run(venue)
     except NotOffered as error:
         reason = str(error)
     except ServerError as error:

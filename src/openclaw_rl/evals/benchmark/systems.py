@@ -35,7 +35,7 @@ class NotOffered(Exception):
 
 
 @dataclass(slots=True)
-class Site:
+class Venue:
     """An endpoint as one item uses it."""
 
     people: Sequence[OrdinaryChat]
@@ -55,8 +55,11 @@ class System(Protocol):
     """Something that is measured."""
 
     name: str
-    one_at_a_time: bool
-    """Whether items would disturb each other, because they are the same person to it."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether items would disturb each other, because they are the same person to it."""
+        ...
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class System(Protocol):
         """Around all items, which need so many people together."""
         ...
 
-    def site(self, item: str, first: int, people: int) -> contextlib.AbstractAsyncContextManager[Site]:
+    def venue(self, item: str, first: int, people: int) -> contextlib.AbstractAsyncContextManager[Venue]:
         """Around one item, whose people are those from `first` on. Raises NotOffered."""
         ...
 
@@ -123,7 +126,7 @@ class EndpointSystem:
         yield
 
     @contextlib.asynccontextmanager
-    async def site(self, item: str, first: int, people: int) -> AsyncIterator[Site]:
+    async def venue(self, item: str, first: int, people: int) -> AsyncIterator[Venue]:
         if people > len(self.keys) and not self.by_user:
             raise NotOffered("The endpoint knows one person only: give a --key for each, or --by-user.")
         numbers = range(first, first + people)
@@ -156,7 +159,7 @@ class EndpointSystem:
             async def forget(number: int) -> None:
                 await delete(self.forget_url.replace("{user}", users[number]), keys[number])
 
-            yield Site(chats, settle, learn, self.teaching, self.bare_headers, forget if self.forget_url else None)
+            yield Venue(chats, settle, learn, self.teaching, self.bare_headers, forget if self.forget_url else None)
 
 
 async def delete(url: str, key: str) -> None:
@@ -169,7 +172,7 @@ async def delete(url: str, key: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class BaselineKind:
     """A system that this package starts."""
 
     about: str
@@ -185,13 +188,13 @@ class Baseline:
 _BARE = ("--no-capture", "--no-notes", "--max-steps", "0")
 _PRESET = ("--preset", PERSONAL)
 BASELINES = {
-    "bare": Baseline("the model alone", _BARE, forgets=False),
-    "history": Baseline("the model with all that was said before in its prompt", _BARE, chat=PastingChat),
-    "notes": Baseline("notes and examples, without training", (*_PRESET, "--max-steps", "0"), notes=True),
-    "preset": Baseline("what make run has", _PRESET, trains=True, notes=True),
-    "practice": Baseline("what make run has, practised at once", _PRESET, trains=True, practises=True, notes=True),
-    "combine": Baseline("training alone", (*_PRESET, "--method", "combine", "--no-notes"), trains=True),
-    "topk-select": Baseline("training alone", (*_PRESET, "--method", "topk-select", "--no-notes"), trains=True),
+    "bare": BaselineKind("the model alone", _BARE, forgets=False),
+    "history": BaselineKind("the model with all that was said before in its prompt", _BARE, chat=PastingChat),
+    "notes": BaselineKind("notes and examples, without training", (*_PRESET, "--max-steps", "0"), notes=True),
+    "preset": BaselineKind("what make run has", _PRESET, trains=True, notes=True),
+    "practice": BaselineKind("what make run has, practised at once", _PRESET, trains=True, practises=True, notes=True),
+    "combine": BaselineKind("training alone", (*_PRESET, "--method", "combine", "--no-notes"), trains=True),
+    "topk-select": BaselineKind("training alone", (*_PRESET, "--method", "topk-select", "--no-notes"), trains=True),
 }
 #: Options of every server that is started.
 SERVER_FLAGS = ("--proxy-host", "127.0.0.1", "--kv-cache-gib", "1")
@@ -236,7 +239,7 @@ class BaselineSystem:
             yield server, keys
 
     @contextlib.asynccontextmanager
-    async def site(self, item: str, first: int, people: int) -> AsyncIterator[Site]:
+    async def venue(self, item: str, first: int, people: int) -> AsyncIterator[Venue]:
         async with contextlib.AsyncExitStack() as stack:
             if self._shared:
                 server, keys = self._shared
@@ -266,7 +269,7 @@ class BaselineSystem:
 
             bare = WITHOUT_NOTES if self._baseline.notes else None
             waits = settle if self._baseline.flags != _BARE else nothing
-            yield Site(chats, waits, learn, self._teaching, bare, forget if self._baseline.forgets else None)
+            yield Venue(chats, waits, learn, self._teaching, bare, forget if self._baseline.forgets else None)
 
 
 def person_name(number: int) -> str:

@@ -1,6 +1,6 @@
 """What is measured: eight tracks, each of items that are scored alone.
 
-An item talks to a `Site` and returns marks: whether each of its cases passed. The score is the share that did. Every
+An item talks to a `Venue` and returns marks: whether each of its cases passed. The score is the share that did. Every
 track is made so that an endpoint that always keeps what was asked for scores 1, and one that answers nothing scores 0.
 """
 
@@ -15,7 +15,7 @@ from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.toolcall.environment import ToolCallEnvironment
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.benchmark.person import Held, OrdinaryChat, Teaching, questioned
-from openclaw_rl.evals.benchmark.systems import NotOffered, Site
+from openclaw_rl.evals.benchmark.systems import NotOffered, Venue
 from openclaw_rl.evals.chat import Reply
 from openclaw_rl.evals.conversation import EvalQuestion, cycled, questions
 from openclaw_rl.evals.eval_tasks import spread
@@ -74,12 +74,12 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class TrackItem:
     """Something that is scored alone. `people` are those that it needs, who have nothing to do with each other."""
 
     track: str
     name: str
-    run: Callable[[Site], Awaitable[Scored]]
+    run: Callable[[Venue], Awaitable[Scored]]
     people: int = 1
 
     @property
@@ -96,37 +96,37 @@ def marks_of(answers: Sequence[ExamAnswer], *, kept: bool = True) -> MarkList:
     return [(one.question.text, one.keeps_rules is kept and not one.faults) for one in answers]
 
 
-async def teach(site: Site, lesson: Teaching, asked: Sequence[EvalQuestion], turns: int = 1) -> None:
+async def teach(venue: Venue, lesson: Teaching, asked: Sequence[EvalQuestion], turns: int = 1) -> None:
     """Hold a session for each question, or for each `turns` of them, and let the endpoint read each."""
     for place in range(0, len(asked), turns):
         await lesson.session(asked[place : place + turns], turns)
-        await site.settle()
+        await venue.settle()
 
 
 # Wishes
 
 
-def wish_items(size: Size, seed: int) -> list[Item]:
+def wish_items(size: Size, seed: int) -> list[TrackItem]:
     dice = Random(f"benchmark wishes {seed}")
     public = dice.sample(sorted(built_in()), size.public)
     chosen = [built_in()[name] for name in public]
     places = dice.sample(sorted(PLACES), len(PLACES))
     chosen += [draw(dice, [places[number % len(places)]]).wish for number in range(size.drawn)]
-    return [Item("wishes", wish.name, partial(keeps_wish, wish, size, seed)) for wish in chosen]
+    return [TrackItem("wishes", wish.name, partial(keeps_wish, wish, size, seed)) for wish in chosen]
 
 
-async def keeps_wish(wish: EvalWish, size: Size, seed: int, site: Site) -> Scored:
+async def keeps_wish(wish: EvalWish, size: Size, seed: int, venue: Venue) -> Scored:
     """Examine, hold sessions, examine again: also without what the endpoint remembers, if it offers that."""
-    (chat,) = site.people
-    lesson = Teaching.of(chat, wish, seed, **site.teaching)
+    (chat,) = venue.people
+    lesson = Teaching.of(chat, wish, seed, **venue.teaching)
     before, prompts = await examined(wish, size, seed, lesson)
-    await teach(site, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
-    await site.learn()
+    await teach(venue, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
+    await venue.learn()
     after, longer = await examined(wish, size, seed, lesson)
     carried = [longer[text] - prompts[text] for text in prompts if text in longer]
     parts = {"before": before, "from the second session": numbered(lesson.first_replies)[1:]}
-    if site.bare_headers:
-        parts["unaided"] = (await examined(wish, size, seed, lesson, site.bare_headers))[0]
+    if venue.bare_headers:
+        parts["unaided"] = (await examined(wish, size, seed, lesson, venue.bare_headers))[0]
     elif carried and not any(carried):
         # The prompts were as long as before anything was said, so they carried nothing of it.
         parts["unaided"] = after
@@ -153,24 +153,24 @@ def numbered(passes: Sequence[bool]) -> MarkList:
 # People
 
 
-def people_items(size: Size, seed: int) -> list[Item]:
-    alone = [Item("people", name, partial(satisfies, (name,), size, seed)) for name in PEOPLE]
-    return [*alone, Item("people", TOGETHER, partial(satisfies, PEOPLE, size, seed))]
+def people_items(size: Size, seed: int) -> list[TrackItem]:
+    alone = [TrackItem("people", name, partial(satisfies, (name,), size, seed)) for name in PEOPLE]
+    return [*alone, TrackItem("people", TOGETHER, partial(satisfies, PEOPLE, size, seed))]
 
 
-async def satisfies(names: Sequence[str], size: Size, seed: int, site: Site) -> Scored:
+async def satisfies(names: Sequence[str], size: Size, seed: int, venue: Venue) -> Scored:
     """Sessions, in turn, until three first replies in a row satisfied each of the people, who share one account.
 
     Who is satisfied comes no more: the sessions that were not needed count as passed.
     """
-    (chat,) = site.people
-    lessons = {name: Teaching(chat, load(name), seed, **site.teaching) for name in names}
+    (chat,) = venue.people
+    lessons = {name: Teaching(chat, load(name), seed, **venue.teaching) for name in names}
     asked = {name: questions(name, "train", seed) for name in names}
     for number in range(size.most_sessions):
         for name, lesson in lessons.items():
             if not lesson.held:
-                await teach(site, lesson, cycled(asked[name], number * TURNS, TURNS), TURNS)
-        await site.learn()
+                await teach(venue, lesson, cycled(asked[name], number * TURNS, TURNS), TURNS)
+        await venue.learn()
     marks = []
     for name, lesson in lessons.items():
         replies = lesson.first_replies + [True] * (size.most_sessions - len(lesson.first_replies))
@@ -184,22 +184,22 @@ async def satisfies(names: Sequence[str], size: Size, seed: int, site: Site) -> 
 # Sense
 
 
-def sense_items(size: Size, seed: int) -> list[Item]:
+def sense_items(size: Size, seed: int) -> list[TrackItem]:
     asks = {"plain": plain_marks, "coding": code_marks, "tool-use": tool_marks}
-    return [Item("sense", name, partial(keeps_sense, ask, size, seed)) for name, ask in asks.items()]
+    return [TrackItem("sense", name, partial(keeps_sense, ask, size, seed)) for name, ask in asks.items()]
 
 
 MarksOf = Callable[[OrdinaryChat, Size, int], Awaitable[MarkList]]
 
 
-async def keeps_sense(ask: MarksOf, size: Size, seed: int, site: Site) -> Scored:
+async def keeps_sense(ask: MarksOf, size: Size, seed: int, venue: Venue) -> Scored:
     """The same cases before and after somebody has taught a wish that none of them is about."""
-    (chat,) = site.people
+    (chat,) = venue.people
     wish = draw(Random(f"benchmark sense {seed}"), ["begins"]).wish
-    lesson = Teaching.of(chat, wish, seed, **site.teaching)
+    lesson = Teaching.of(chat, wish, seed, **venue.teaching)
     before = await ask(chat, size, seed)
-    await teach(site, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
-    await site.learn()
+    await teach(venue, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
+    await venue.learn()
     return Scored(await ask(chat, size, seed), {"before": before}, None)
 
 
@@ -233,8 +233,8 @@ def case_marks(cases: Sequence[CaseScore]) -> MarkList:
 # Many wishes, wishes that are taken back, and those of others
 
 
-def many_items(size: Size, seed: int) -> list[Item]:
-    return [Item("many", f"{size.many} wishes", partial(keeps_many, size, seed))]
+def many_items(size: Size, seed: int) -> list[TrackItem]:
+    return [TrackItem("many", f"{size.many} wishes", partial(keeps_many, size, seed))]
 
 
 def compatible(count: int, seed: int) -> list[DrawnWish]:
@@ -248,15 +248,15 @@ def compatible(count: int, seed: int) -> list[DrawnWish]:
     return drawn
 
 
-async def keeps_many(size: Size, seed: int, site: Site) -> Scored:
+async def keeps_many(size: Size, seed: int, venue: Venue) -> Scored:
     """Wishes one after another, each in a few sessions; at the end, which of them the same answers keep."""
-    (chat,) = site.people
+    (chat,) = venue.people
     drawn = compatible(size.many, seed)
     asked = questions(split="train", seed=seed)
     for number, one in enumerate(drawn):
-        lesson = Teaching.of(chat, one.wish, seed + number, **site.teaching)
-        await teach(site, lesson, cycled(asked, number * size.sessions // 2, size.sessions // 2))
-    await site.learn()
+        lesson = Teaching.of(chat, one.wish, seed + number, **venue.teaching)
+        await teach(venue, lesson, cycled(asked, number * size.sessions // 2, size.sessions // 2))
+    await venue.learn()
     answers = await questioned(chat, drawn[0].wish.persona, held_out(seed, size.questions), seed)
     kept = {
         one.wish.name: [(a, not one.wish.persona.failed(a.answer) and not a.faults) for a in answers] for one in drawn
@@ -266,20 +266,20 @@ async def keeps_many(size: Size, seed: int, site: Site) -> Scored:
     return Scored(marks, {}, None, {"kept": shares})
 
 
-def change_items(size: Size, seed: int) -> list[Item]:
+def change_items(size: Size, seed: int) -> list[TrackItem]:
     drawn = one_drawn("change", seed)
-    return [Item("change-of-mind", drawn.wish.name, partial(follows_change, drawn, size, seed))]
+    return [TrackItem("change-of-mind", drawn.wish.name, partial(follows_change, drawn, size, seed))]
 
 
 def one_drawn(track: str, seed: int) -> DrawnWish:
     return draw(Random(f"benchmark {track} {seed}"), ["begins", "says"])
 
 
-async def taught(site: Site, drawn: DrawnWish, size: Size, seed: int) -> tuple[Teaching, list[ExamAnswer]]:
+async def taught(venue: Venue, drawn: DrawnWish, size: Size, seed: int) -> tuple[Teaching, list[ExamAnswer]]:
     """Somebody who has taught a wish, and the answers to held-out questions after it."""
-    lesson = Teaching.of(site.people[0], drawn.wish, seed, **site.teaching)
-    await teach(site, lesson, cycled(drawn.wish.questions("train", seed), 0, size.sessions))
-    await site.learn()
+    lesson = Teaching.of(venue.people[0], drawn.wish, seed, **venue.teaching)
+    await teach(venue, lesson, cycled(drawn.wish.questions("train", seed), 0, size.sessions))
+    await venue.learn()
     asked = held_out(seed, size.questions)
     return lesson, await questioned(lesson.chat, lesson.persona, asked, seed)
 
@@ -288,34 +288,34 @@ def both(first: MarkList, second: MarkList) -> MarkList:
     return [(name, passed and again) for (name, passed), (_, again) in zip(first, second, strict=True)]
 
 
-async def follows_change(drawn: DrawnWish, size: Size, seed: int, site: Site) -> Scored:
+async def follows_change(drawn: DrawnWish, size: Size, seed: int, venue: Venue) -> Scored:
     """A wish that is taught and then taken back. A question passes that was answered as wished, and then without it."""
-    lesson, then = await taught(site, drawn, size, seed)
-    back = Teaching.of(lesson.chat, drawn.back, seed + 1, **site.teaching)
+    lesson, then = await taught(venue, drawn, size, seed)
+    back = Teaching.of(lesson.chat, drawn.back, seed + 1, **venue.teaching)
     asked = drawn.back.questions("train", seed)
-    await teach(site, back, cycled(asked, size.sessions, size.sessions))
-    await site.learn()
+    await teach(venue, back, cycled(asked, size.sessions, size.sessions))
+    await venue.learn()
     now = await questioned(back.chat, back.persona, held_out(seed, size.questions), seed)
     kept, dropped = marks_of(then), marks_of(now)
     return Scored(both(kept, dropped), {"kept": kept, "without it afterwards": dropped}, back.held)
 
 
-def two_items(size: Size, seed: int) -> list[Item]:
-    return [Item("two-people", "two people", partial(keeps_apart, size, seed), people=2)]
+def two_items(size: Size, seed: int) -> list[TrackItem]:
+    return [TrackItem("two-people", "two people", partial(keeps_apart, size, seed), people=2)]
 
 
-async def keeps_apart(size: Size, seed: int, site: Site) -> Scored:
+async def keeps_apart(size: Size, seed: int, venue: Venue) -> Scored:
     """Two people. A question passes that is answered as its person wishes, without what the other wishes."""
     dice = Random(f"benchmark two {seed}")
     first = draw(dice, ["begins", "says"])
     wishes = [first, draw(dice, ["begins", "says"], [first.words])]
     lessons = [
-        Teaching.of(chat, one.wish, seed, **site.teaching) for chat, one in zip(site.people, wishes, strict=True)
+        Teaching.of(chat, one.wish, seed, **venue.teaching) for chat, one in zip(venue.people, wishes, strict=True)
     ]
     for question in cycled(questions(split="train", seed=seed), 0, size.sessions):
         for lesson in lessons:
-            await teach(site, lesson, [question])
-    await site.learn()
+            await teach(venue, lesson, [question])
+    await venue.learn()
     marks, leaked = [], []
     for lesson, other in zip(lessons, reversed(wishes), strict=True):
         answers = await questioned(lesson.chat, lesson.persona, held_out(seed, size.questions), seed)
@@ -326,17 +326,17 @@ async def keeps_apart(size: Size, seed: int, site: Site) -> Scored:
     return Scored(marks, {"leaked": leaked})
 
 
-def forget_items(size: Size, seed: int) -> list[Item]:
+def forget_items(size: Size, seed: int) -> list[TrackItem]:
     drawn = one_drawn("forget", seed)
-    return [Item("forget", drawn.wish.name, partial(forgets, drawn, size, seed))]
+    return [TrackItem("forget", drawn.wish.name, partial(forgets, drawn, size, seed))]
 
 
-async def forgets(drawn: DrawnWish, size: Size, seed: int, site: Site) -> Scored:
+async def forgets(drawn: DrawnWish, size: Size, seed: int, venue: Venue) -> Scored:
     """A question passes that was answered as wished, and after deletion without it. Raises NotOffered."""
-    if site.forget is None:
+    if venue.forget is None:
         raise NotOffered("The endpoint offers no way to delete what somebody said: give --forget-url.")
-    lesson, then = await taught(site, drawn, size, seed)
-    await site.forget(0)
+    lesson, then = await taught(venue, drawn, size, seed)
+    await venue.forget(0)
     now = await questioned(lesson.chat, drawn.back.persona, held_out(seed, size.questions), seed)
     kept, gone = marks_of(then), marks_of(now)
     return Scored(both(kept, gone), {"kept": kept, "gone afterwards": gone}, lesson.held)
@@ -345,21 +345,21 @@ async def forgets(drawn: DrawnWish, size: Size, seed: int, site: Site) -> Scored
 # Tools
 
 
-def tool_items(size: Size, seed: int) -> list[Item]:
-    return [Item("tools", "toolcall", partial(improves_calls, size, seed))]
+def tool_items(size: Size, seed: int) -> list[TrackItem]:
+    return [TrackItem("tools", "toolcall", partial(improves_calls, size, seed))]
 
 
-async def improves_calls(size: Size, seed: int, site: Site) -> Scored:
+async def improves_calls(size: Size, seed: int, venue: Venue) -> Scored:
     """Rounds of tool calls to whose results somebody reacts; the score is that of held-out tasks after the last one."""
-    (chat,) = site.people
+    (chat,) = venue.people
     environment = ToolCallEnvironment()
     exam = list(islice(environment.tasks(HELD_OUT, seed), size.tasks))
     train = environment.tasks(TRAIN, seed)
     parts = {"before": await attempts(chat, environment, exam, seed)}
     for number in range(1, size.rounds + 1):
         await attempts(chat, environment, list(islice(train, size.tasks)), seed, reacts=True)
-        await site.settle()
-        await site.learn()
+        await venue.settle()
+        await venue.learn()
         parts[f"after round {number}"] = await attempts(chat, environment, exam, seed)
     return Scored(parts[f"after round {size.rounds}"], parts)
 
@@ -421,7 +421,7 @@ def answer_message(reply: Reply, turn: int) -> dict[str, Any]:
 
 
 #: By name, what makes the items of a track.
-TRACKS: dict[str, Callable[[Size, int], list[Item]]] = {
+TRACKS: dict[str, Callable[[Size, int], list[TrackItem]]] = {
     "wishes": wish_items,
     "people": people_items,
     "sense": sense_items,

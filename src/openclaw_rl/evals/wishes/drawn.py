@@ -3,7 +3,7 @@
 A wish has a place (the beginning, the end, a last line, anywhere), words, and a form of them. It can be taken back.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
 
@@ -39,7 +39,7 @@ _SECOND = (
     *("ribbon", "saddle", "sparrow", "teapot", "thistle", "tunnel", "turtle", "violin", "wagon", "walnut", "window"),
 )
 #: How the words are written.
-FORMS = {
+FORMS: dict[str, Callable[[str], str]] = {
     "plain": lambda words: words,
     "capitals": lambda words: words.upper(),
     "italics": lambda words: f"*{words}*",
