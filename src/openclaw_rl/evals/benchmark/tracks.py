@@ -60,7 +60,7 @@ class Size:
 
 
 FULL = Size(public=6, drawn=6, questions=20, sessions=8, most_sessions=20, many=10, cases=16, rounds=4, tasks=24)
-QUICK = Size(public=1, drawn=1, questions=6, sessions=4, most_sessions=5, many=4, cases=4, rounds=2, tasks=6)
+QUICK = Size(public=1, drawn=1, questions=6, sessions=4, most_sessions=4, many=4, cases=3, rounds=2, tasks=5)
 
 
 @dataclass(slots=True)
