@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,20 @@ class RunningServer:
         if not state:
             raise failed(self.run_dir, "The server no longer answers")
         return state
+
+
+async def wait_while(busy: Callable[[Mapping[str, Any]], bool], url: str, key: str, seconds: float) -> bool:
+    """Wait while a server of this package says that it is busy, at most so long; whether it is one."""
+    end = time.monotonic() + seconds
+    while True:
+        state = await probe(url, key, seconds=MAX_STATE_SECONDS)
+        if "queue" not in state or not busy(state) or time.monotonic() > end:
+            return "queue" in state
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def is_judging(state: Mapping[str, Any]) -> bool:
+    return bool((state.get("queue") or {}).get("to_judge"))
 
 
 def started_with(run_dir: Path, flags: Sequence[str]) -> list[str]:

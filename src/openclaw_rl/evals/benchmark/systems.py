@@ -4,26 +4,24 @@ import asyncio
 import contextlib
 import secrets
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from openclaw_rl.aio import start_process
-from openclaw_rl.client import ApiClient, probe
+from openclaw_rl.client import ApiClient
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.evals.arguments import Machine
 from openclaw_rl.evals.benchmark.person import OrdinaryChat, PastingChat
 from openclaw_rl.evals.chat import TIMEOUT_SECONDS
 from openclaw_rl.evals.trial import is_learning
-from openclaw_rl.evals.wishes.measurement import practised
+from openclaw_rl.evals.wishes.measurement import JUDGE_SECONDS, practised
 from openclaw_rl.http_client import url_without_account
-from openclaw_rl.lab.server import LOG, RunningServer, ServerFailed, run_server
+from openclaw_rl.lab.server import LOG, RunningServer, ServerFailed, is_judging, run_server, wait_while
 
-#: How long a server of this package may take to read what was said, and to learn from it.
-JUDGE_SECONDS, LEARN_SECONDS, PRACTICE_SECONDS = 60.0, 300.0, 900.0
-POLL_SECONDS = 0.2
+#: How long a server of this package may take to learn from what was said, and to practise it.
+LEARN_SECONDS, PRACTICE_SECONDS = 300.0, 900.0
 #: The header with which a server of this package answers without what it was told.
 WITHOUT_NOTES = {"X-Notes": "off"}
 #: The owner whose key only looks at a server's state.
@@ -40,9 +38,9 @@ class Venue:
 
     people: Sequence[OrdinaryChat]
     settle: Callable[[], Awaitable[None]]
-    """Waits until the endpoint has read the last session."""
+    """Waits until the endpoint has read the last session, and has made the training steps that follow from it."""
     learn: Callable[[], Awaitable[None]]
-    """Waits until it has learned what it can from what was said."""
+    """Lets it do what it does when nobody talks to it for long."""
     teaching: dict[str, Any] = field(default_factory=dict)
     """Further settings of every `Teaching`."""
     bare_headers: Mapping[str, str] | None = None
@@ -79,18 +77,11 @@ async def nothing() -> None:
     """Where there is nothing to wait for."""
 
 
-async def wait_while(busy: Callable[[Mapping[str, Any]], bool], url: str, key: str, seconds: float) -> bool:
-    """Wait while a server of this package says that it is busy; whether the endpoint is one."""
-    end = time.monotonic() + seconds
-    while True:
-        state = await probe(url, key)
-        if "queue" not in state or not busy(state) or time.monotonic() > end:
-            return "queue" in state
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def is_judging(state: Mapping[str, Any]) -> bool:
-    return bool((state.get("queue") or {}).get("to_judge"))
+async def has_settled(url: str, key: str) -> bool:
+    """Wait until a server of this package has read what was said and learned from it; whether it is one."""
+    if not await wait_while(is_judging, url, key, JUDGE_SECONDS):
+        return False
+    return await wait_while(is_learning, url, key, LEARN_SECONDS)
 
 
 @dataclass(slots=True)
@@ -150,16 +141,13 @@ class EndpointSystem:
                 chat.said = self._said.setdefault(person if self.by_user else (person[0], ""), set())
 
             async def settle() -> None:
-                if not await wait_while(is_judging, chats[0].url, keys[0], JUDGE_SECONDS):
+                if not await has_settled(chats[0].url, keys[0]):
                     await asyncio.sleep(self.pause)
-
-            async def learn() -> None:
-                await wait_while(is_learning, chats[0].url, keys[0], LEARN_SECONDS)
 
             async def forget(number: int) -> None:
                 await delete(self.forget_url.replace("{user}", users[number]), keys[number])
 
-            yield Venue(chats, settle, learn, self.teaching, self.bare_headers, forget if self.forget_url else None)
+            yield Venue(chats, settle, nothing, self.teaching, self.bare_headers, forget if self.forget_url else None)
 
 
 async def delete(url: str, key: str) -> None:
@@ -254,10 +242,9 @@ class BaselineSystem:
             ]
 
             async def settle() -> None:
-                await wait_while(is_judging, server.url, server.key, JUDGE_SECONDS)
+                await has_settled(server.url, server.key)
 
             async def learn() -> None:
-                await wait_while(is_learning, server.url, server.key, LEARN_SECONDS)
                 if self._baseline.practises:
                     async for _ in practised(server.run_dir, PRACTICE_SECONDS):
                         pass

@@ -170,7 +170,6 @@ async def satisfies(names: Sequence[str], size: Size, seed: int, venue: Venue) -
         for name, lesson in lessons.items():
             if not lesson.held:
                 await teach(venue, lesson, cycled(asked[name], number * TURNS, TURNS), TURNS)
-        await venue.learn()
     marks = []
     for name, lesson in lessons.items():
         replies = lesson.first_replies + [True] * (size.most_sessions - len(lesson.first_replies))

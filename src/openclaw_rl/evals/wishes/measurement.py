@@ -13,7 +13,7 @@ from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.conversation import EvalQuestion, ScriptedUser, cycled, hold
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.wishes.wish import EvalWish
-from openclaw_rl.lab.server import RunningServer
+from openclaw_rl.lab.server import RunningServer, is_judging, wait_while
 from openclaw_rl.lab.statistics import Interval, proportion_of_trials, sessions_until_adherence
 from openclaw_rl.ledger import practices
 from openclaw_rl.ledger.notes import of_owner
@@ -30,8 +30,8 @@ CORRECTIONS = 2
 MAX_TEACHING_SESSIONS = 12
 #: The people of each wish.
 NOTED, SHOWN, CORRECTS, COMPLAINS = PEOPLE = ("noted", "shown", "corrects", "complains")
-#: How often to ask whether everything is judged, and how long to wait for it at most.
-POLL_SECONDS, JUDGE_SECONDS = 0.2, 60.0
+#: How long to wait until everything is judged.
+JUDGE_SECONDS = 60.0
 #: Examinations of each wish. The last is only made of a policy that has practised, and without notes and examples.
 EXAMS = ("before", "note", "one correction", "two corrections")
 PRACTISED = "practised"
@@ -201,18 +201,9 @@ class WishMeasurement:
         )
         if corrects and not transcript.first_passed:
             await chat.correct(transcript.exchanges[0].answer_id, self.wish.corrections[question.text])
-        await self._judged()
+        await wait_while(is_judging, self.server.url, self.server.key, JUDGE_SECONDS)
         self.advance(f"{self.wish.name}: session {number + 1}, {person}")
         return transcript.first_passed
-
-    async def _judged(self) -> None:
-        """Wait until everything that was said has been judged."""
-        began = time.monotonic()
-        while time.monotonic() - began < JUDGE_SECONDS:
-            queue = (await self.server.state()).get("queue") or {}
-            if not queue.get("to_judge"):
-                return
-            await asyncio.sleep(POLL_SECONDS)
 
     async def _examine(self, name: str, person: str, *, notes: bool = True) -> None:
         async def ask(asked: Sequence[EvalQuestion]) -> tuple[ExamAnswer, ...]:
