@@ -330,7 +330,8 @@ def test_baselines_are_measured_with_servers_of_their_own(tiny_model: Path, tmp_
         assert len(reasons) == (1 if name == "bare" else 0), reasons
         assert all("no way to delete" in reason for reason in reasons.values())
     # The tiny model keeps nothing, but what was said is read, and is deleted for one person alone.
-    with open_ledger(tmp_path / "servers" / f"notes-{SEED}" / "server") as db:
+    (run_dir,) = (tmp_path / "servers" / f"notes-{SEED}").iterdir()
+    with open_ledger(run_dir) as db:
         owners = {owner for (owner,) in db.execute("SELECT DISTINCT owner FROM notes")}
     assert len(owners) >= 2
     wishes = [line for line in found["notes"].lines if line["track"] == "wishes"]

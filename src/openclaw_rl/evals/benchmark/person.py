@@ -40,10 +40,14 @@ class Cost:
     estimated: bool = False
     """Whether the endpoint did not say how many tokens it read and wrote, so that they are estimated from words."""
 
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.answer_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What it took until three first replies in a row were as wanted."""
+    """What it took from the first session until three first replies in a row were as wanted."""
 
     sessions: int
     seconds: float
@@ -60,7 +64,6 @@ class OrdinaryChat(Chat):
         self.log: list[dict[str, Any]] = []
         self.said: set[str] = set()
         """The sentences of the person, in plain words."""
-        self.began = time.monotonic()
 
     async def ask(
         self,
@@ -194,6 +197,8 @@ class Teaching:
     first_replies: list[bool] = field(default_factory=list)
     shown: int = 0
     held: Held | None = None
+    _began: tuple[float, int, int] = (0.0, 0, 0)
+    """When the first session began, with the requests and tokens before it."""
 
     @classmethod
     def of(cls, chat: OrdinaryChat, wish: EvalWish, seed: int, **settings: Any) -> "Teaching":
@@ -201,7 +206,9 @@ class Teaching:
 
     async def session(self, asked: Sequence[EvalQuestion], turns: int = 1) -> None:
         """A conversation of its own. Raises ServerError."""
-        number = len(self.first_replies)
+        number, cost = len(self.first_replies), self.chat.cost
+        if not number:
+            self._began = (time.monotonic(), cost.requests, cost.tokens)
         seed = 1_000_000 * self.seed + 100 * number
         user = self._user(seed)
         held = await hold(
@@ -221,9 +228,9 @@ class Teaching:
             self.shown = SHOWN - user.left
         sessions = sessions_until_adherence(self.first_replies)
         if sessions and not self.held:
-            cost = self.chat.cost
-            tokens = cost.prompt_tokens + cost.answer_tokens
-            self.held = Held(sessions, round(time.monotonic() - self.chat.began, 1), cost.requests, tokens)
+            began, requests, tokens = self._began
+            seconds = round(time.monotonic() - began, 1)
+            self.held = Held(sessions, seconds, cost.requests - requests, cost.tokens - tokens)
 
     def _user(self, seed: int) -> User:
         if self.player:

@@ -213,12 +213,13 @@ class BaselineSystem:
         if self._baseline.trains:
             yield
             return
-        async with self._server(self._folder / "server", people) as self._shared:
+        async with self._server("server", people) as self._shared:
             yield
 
     @contextlib.asynccontextmanager
-    async def _server(self, run_dir: Path, people: int) -> AsyncIterator[tuple[RunningServer, list[str]]]:
-        """A server and the keys of its people."""
+    async def _server(self, name: str, people: int) -> AsyncIterator[tuple[RunningServer, list[str]]]:
+        """A new server and the keys of its people: one from before a run was stopped knows half of an item already."""
+        run_dir = self._folder / f"{name}-{secrets.token_hex(3)}"
         keys = [secrets.token_hex(16) for _ in range(people)]
         names = [WATCHER, *map(person_name, range(people))]
         watcher = secrets.token_hex(16)
@@ -232,9 +233,7 @@ class BaselineSystem:
             if self._shared:
                 server, keys = self._shared
             else:
-                # What an interrupted item left behind is not what an item begins with.
-                run_dir = self._folder / f"{item}-{secrets.token_hex(3)}"
-                server, keys = await stack.enter_async_context(self._server(run_dir, people))
+                server, keys = await stack.enter_async_context(self._server(item, people))
                 first = 0
             chats = [
                 await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire, local=True))
