@@ -21,6 +21,8 @@ from openclaw_rl.lab.tasks import read_json_lines
 
 TEMPLATE = "evals/benchmark/benchmark.html.j2"
 HEADING = "Does it learn from being used? (95 % intervals)"
+#: The colours of systems: one for each baseline.
+STYLES = (*(f"s{number}" for number in range(COLOURS)), "neutral")
 #: How far the points of systems are apart, where they share a track.
 _SPREAD = 0.6
 
@@ -155,7 +157,7 @@ def chart(results: Sequence[SystemResults]) -> Chart:
         found = [(tracks.index(track) + shift, one.score) for track, one in scores(own).items() if one.score]
         points = [(place, score.mean) for place, score in found]
         band = [(place, score.low, score.high) for place, score in found]
-        series.append(Series(system, points, f"s{number % COLOURS}", band, "points"))
+        series.append(Series(system, points, STYLES[number % len(STYLES)], band, "points"))
     names = {float(place): track for place, track in enumerate(tracks)}
     return line_chart("Score by track", series, unit="track", names=names, lowest=0, highest=1, form=percent)
 

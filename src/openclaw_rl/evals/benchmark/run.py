@@ -24,7 +24,7 @@ from openclaw_rl.lab.tasks import read_json_lines
 #: The version of the results. Lines of another one are not compared.
 FORMAT = 1
 #: What must be equal for a run to go on.
-FIXED = ("benchmark", "system", "seed", "quick", "version")
+FIXED = ("benchmark", "system", "seed", "quick", "version", "model", "wire")
 
 
 @dataclass(frozen=True, slots=True)
