@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from openclaw_rl.cli import main
+from openclaw_rl.evals.benchmark.results import load_results
 from openclaw_rl.models import fetch_model
 from support.harness import wait_for
 from support.llama_server import CONTEXT, MODEL, ApiProcess, llama_command
@@ -242,3 +243,21 @@ def begun(program: Program) -> Iterator[Any]:
         if chunk.choices[0].delta.content:
             break
     return iter(stream)
+
+
+def test_the_benchmark_scores_the_api_as_it_is(api: ApiProcess, tmp_path: Path) -> None:
+    """It remembers nothing, so nothing is kept unaided; what it does not offer has a reason."""
+    tracks = "wishes,two-people,forget,tools"
+    given = ["--model", MODEL, "--track", tracks, "--quick", "--seed", "7", "--out", str(tmp_path)]
+    assert main(["benchmark", "--url", api.url, *given]) == 0
+    (results,) = load_results(tmp_path)
+    lines = {line["item"]: line for line in results.lines}
+    assert len(lines) == 5
+    for name in ("chef", "says-lively-sparrow-capitals"):
+        wish = lines[name]
+        assert wish["score"]["mean"] == wish["parts"]["unaided"]["mean"] == 0.0
+        assert wish["facts"]["carried_tokens"] == 0.0
+        assert not wish["cost"]["estimated"]
+    assert "give a --key for each" in lines["two people"]["reason"]
+    assert "give --forget-url" in next(line["reason"] for line in results.lines if line["track"] == "forget")
+    assert lines["toolcall"]["score"] or lines["toolcall"]["reason"]
