@@ -11,6 +11,7 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.evals.benchmark import run as runner
+from openclaw_rl.evals.benchmark import tracks
 from openclaw_rl.evals.benchmark.person import PastingChat
 from openclaw_rl.evals.benchmark.results import load_results, scores
 from openclaw_rl.evals.benchmark.tracks import QUICK, TRACKS
@@ -298,6 +299,16 @@ def test_drawn_wishes_differ_and_share_no_words() -> None:
         assert not set(first.words.lower().strip("*").split()) & set(other.words.lower().strip("*").split())
 
 
+def test_a_track_is_added_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "benchmark.md"
+    names = dict(vars(tracks))
+    exec(page.read_text().split("```python\n")[1].split("```")[0], names)
+    monkeypatch.setitem(TRACKS, "polite", names["polite_items"])
+    assert measure(tmp_path / "polite", ScriptedEndpoint(perfect(SMALL, SEED)), "--track", "polite") == 0
+    assert measure(tmp_path / "rude", ScriptedEndpoint(stubborn), "--track", "polite") == 0
+    assert (means(tmp_path / "polite"), means(tmp_path / "rude")) == ({"polite": 1.0}, {"polite": 0.0})
+
+
 async def test_all_that_was_said_before_is_pasted_until_it_is_forgotten() -> None:
     endpoint = ScriptedEndpoint(stubborn)
     with listening(endpoint) as url:
@@ -318,8 +329,8 @@ async def test_all_that_was_said_before_is_pasted_until_it_is_forgotten() -> Non
 @pytest.mark.more
 def test_baselines_are_measured_with_servers_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
     given = ["--quick", "--seed", str(SEED), "--at-once", "2", "--out", str(tmp_path), "--model-name", str(tiny_model)]
-    names, tracks = "bare,history,notes", "wishes,two-people,forget"
-    assert main(["benchmark", "--baseline", names, "--track", tracks, *given]) == 0
+    names, chosen = "bare,history,notes", "wishes,two-people,forget"
+    assert main(["benchmark", "--baseline", names, "--track", chosen, *given]) == 0
     # This one trains and practises, and has a server for each item.
     assert main(["benchmark", "--baseline", "practice", "--track", "forget", *given, "--", "--no-guard"]) == 0
     found = {one.system: one for one in load_results(tmp_path)}
