@@ -331,12 +331,12 @@ def test_baselines_are_measured_with_servers_of_their_own(tiny_model: Path, tmp_
     given = ["--quick", "--seed", str(SEED), "--at-once", "2", "--out", str(tmp_path), "--model-name", str(tiny_model)]
     names, chosen = "bare,history,notes", "wishes,two-people,forget"
     assert main(["benchmark", "--baseline", names, "--track", chosen, *given]) == 0
-    # This one trains and practises, and has a server for each item.
-    assert main(["benchmark", "--baseline", "practice", "--track", "forget", *given, "--", "--no-guard"]) == 0
+    # These train, one of them practises, and each has a server for each item.
+    assert main(["benchmark", "--baseline", "practice,team", "--track", "forget", *given, "--", "--no-guard"]) == 0
     found = {one.system: one for one in load_results(tmp_path)}
-    assert list(found) == ["bare", "history", "notes", "practice"]
+    assert list(found) == ["bare", "history", "notes", "practice", "team"]
     for name, one in found.items():
-        assert len(one.lines) == (1 if name == "practice" else 4), name
+        assert len(one.lines) == (1 if name in ("practice", "team") else 4), name
         reasons = {line["item"]: line["reason"] for line in one.lines if line["reason"]}
         assert len(reasons) == (1 if name == "bare" else 0), reasons
         assert all("no way to delete" in reason for reason in reasons.values())

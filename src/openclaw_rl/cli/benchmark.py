@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         dest="baselines",
         default="",
         metavar="NAMES",
-        help="instead, start and measure some of bare, history, notes, preset, practice, combine, topk-select, or all",
+        help="instead, start some of bare, history, notes, preset, team, practice, combine, topk-select; or all",
     )
     parser.add_argument(
         "--key",

@@ -22,7 +22,7 @@ from openclaw_rl.lab.tasks import read_json_lines
 TEMPLATE = "evals/benchmark/benchmark.html.j2"
 HEADING = "Does it learn from being used? (95 % intervals)"
 #: The colours of systems: one for each baseline.
-STYLES = (*(f"s{number}" for number in range(COLOURS)), "neutral")
+STYLES = (*(f"s{number}" for number in range(COLOURS)), "neutral", "bad")
 #: How far the points of systems are apart, where they share a track.
 _SPREAD = 0.6
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from openclaw_rl.aio import start_process
 from openclaw_rl.client import ApiClient
-from openclaw_rl.config.general import PERSONAL
+from openclaw_rl.config.general import PERSONAL, TEAM
 from openclaw_rl.evals.arguments import Machine
 from openclaw_rl.evals.benchmark.person import OrdinaryChat, PastingChat
 from openclaw_rl.evals.chat import TIMEOUT_SECONDS
@@ -180,6 +180,7 @@ BASELINES = {
     "history": BaselineKind("the model with all that was said before in its prompt", _BARE, chat=PastingChat),
     "notes": BaselineKind("notes and examples, without training", (*_PRESET, "--max-steps", "0"), notes=True),
     "preset": BaselineKind("what make run has", _PRESET, trains=True, notes=True),
+    "team": BaselineKind("a policy for each person", ("--preset", TEAM), trains=True, notes=True),
     "practice": BaselineKind("what make run has, practised at once", _PRESET, trains=True, practises=True, notes=True),
     "combine": BaselineKind("training alone", (*_PRESET, "--method", "combine", "--no-notes"), trains=True),
     "topk-select": BaselineKind("training alone", (*_PRESET, "--method", "topk-select", "--no-notes"), trains=True),
