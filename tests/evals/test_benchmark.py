@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from openclaw_rl.cli import main
+from openclaw_rl.client import ServerError
 from openclaw_rl.evals.benchmark import run as runner
 from openclaw_rl.evals.benchmark import tracks
 from openclaw_rl.evals.benchmark.person import PastingChat
@@ -22,6 +23,7 @@ from openclaw_rl.sense import check
 from support.scripted_endpoints import (
     Memory,
     ScriptedEndpoint,
+    TooLong,
     listening,
     perfect,
     quoting,
@@ -324,6 +326,26 @@ async def test_all_that_was_said_before_is_pasted_until_it_is_forgotten() -> Non
     systems = [[one["content"] for one in body["messages"] if one["role"] == "system"] for body in endpoint.bodies]
     assert systems[0] == systems[1] == systems[3] == []
     assert systems[2][0].endswith("user: Why is Mars red?\nassistant: Rust.\nuser: Call me Sam.")
+
+
+async def test_what_is_pasted_fits_the_model() -> None:
+    def say(_memory: Memory, messages: list[Any], _body: dict[str, Any]) -> dict[str, Any]:
+        if sum(len(one["content"]) for one in messages) > 300:
+            raise TooLong("It is too long.")
+        return {"content": "Rust."}
+
+    endpoint = ScriptedEndpoint(say)
+    with listening(endpoint) as url:
+        async with PastingChat(url, local=True) as chat:
+            first = [{"role": "user", "content": "Why is Mars red? " + "Say it. " * 20}]
+            await chat.ask(
+                [*first, {"role": "assistant", "content": "Rust."}, {"role": "user", "content": "Call me Sam."}]
+            )
+            await chat.ask([{"role": "user", "content": "How do bees make honey?"}])
+            with pytest.raises(ServerError, match="too long"):
+                await chat.ask([{"role": "user", "content": "Why? " * 100}])
+    lengths = [sum(len(one["content"]) for one in body["messages"]) for body in endpoint.bodies]
+    assert any(100 < length <= 300 for length in lengths[1:-1])
 
 
 @pytest.mark.more

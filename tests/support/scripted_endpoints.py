@@ -62,6 +62,10 @@ class ScriptedEndpoint:
         return {"id": "x", "choices": [{"index": 0, "message": {"role": "assistant", **said}}], "usage": usage}
 
 
+class TooLong(ValueError):
+    """The conversation does not fit the model."""
+
+
 class Memory:
     """What an endpoint knows of a person."""
 
@@ -111,7 +115,8 @@ def listening(endpoint: ScriptedEndpoint) -> Iterator[str]:
             try:
                 self.whole(200, endpoint.answer(self.path, self.key(), body, bare=bare))
             except ValueError as error:
-                self.whole(400, {"error": {"message": str(error)}})
+                code = "context_length_exceeded" if isinstance(error, TooLong) else None
+                self.whole(400, {"error": {"message": str(error), "code": code}})
 
         def key(self) -> str:
             return self.headers.get("Authorization", "")

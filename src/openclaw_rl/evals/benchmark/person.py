@@ -85,8 +85,9 @@ class OrdinaryChat(Chat):
         try:
             reply = await super().ask(sent, tools=tools, headers=headers, **settings)
         except ServerError as error:
-            if not (error.is_too_long and self.shorten()):
+            if not error.is_too_long or sent is messages:
                 raise
+            self.shorten()
             return await self.ask(messages, tools=tools, headers=headers, **settings)
         prompt, answer = reply.tokens or (sum(map(_estimated, sent)), estimate_tokens(reply.text))
         cost = self.cost
@@ -119,9 +120,8 @@ class OrdinaryChat(Chat):
         """The messages as they are sent."""
         return messages
 
-    def shorten(self) -> bool:
-        """Send less from now on, because a prompt was too long; whether that is possible."""
-        return False
+    def shorten(self) -> None:
+        """Add less to messages from now on, because a prompt was too long."""
 
     def remember(self, messages: Sequence[Message], reply: Reply) -> None:
         """Take note of an answer."""
@@ -140,13 +140,12 @@ class PastingChat(OrdinaryChat):
 
     def prepared(self, messages: Sequence[Message]) -> Sequence[Message]:
         earlier = "\n\n".join(talk for first, talk in self._talks.items() if first != messages[0].get("content"))
-        if not earlier or messages[0]["role"] != "user":
+        if not earlier or not self._most or messages[0]["role"] != "user":
             return messages
         return [{"role": "system", "content": _PASTED + earlier[-self._most :]}, *messages]
 
-    def shorten(self) -> bool:
-        self._most //= 2
-        return self._most >= MIN_PASTED
+    def shorten(self) -> None:
+        self._most = self._most // 2 if self._most > MIN_PASTED else 0
 
     def remember(self, messages: Sequence[Message], reply: Reply) -> None:
         if sum(message["role"] == "user" for message in messages) > 1:
