@@ -512,3 +512,23 @@ async def test_killed_while_a_line_is_dropped_its_old_turns_are_not_learned_agai
     await team.trained(*new)
     assert team.served("ben") == [old, new], "the line was not deleted: whoever asked for it asks again"
     assert team.learner.order == ["ben"]
+
+
+async def test_who_is_next_is_read_once_for_all_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --batch-timeout each line with a turn is asked, and the server answers nobody meanwhile."""
+    team = await TeamRun(tmp_path / "run", batch_timeout=3600.0).start(learning=False)
+    people = [f"person{number}" for number in range(8)]
+    for person in people:
+        team.judged(person, 1)
+        await team.lines.open(person)
+    read, reads = team.book.ledger.read, []
+
+    def counted(query: Any, *given: Any) -> Any:
+        reads.append(query)
+        return read(query, *given)
+
+    monkeypatch.setattr(team.book.ledger, "read", counted)
+    assert not await team.lines._take_turn()
+    assert len(reads) == 1
+    await team.kill()
+    team.book.close()

@@ -110,11 +110,13 @@ class Lines:
 
     async def _take_turn(self) -> bool:
         """Do what is due for the line that has waited longest; whether anything was."""
-        for name in self._queue():
+        # Read once: there may be many lines, and each is asked.
+        waiting = self.ledger.read(waiting_by_line)
+        for name in self._queue(waiting):
             loop: LearnLoop | None = None
             try:
                 loop = await self.open(name)
-                if not loop.is_due:
+                if not loop.is_due(*waiting.get(name, (0, 0))):
                     continue
                 await self._prepare(name, loop)
                 if await loop.take_turn():
@@ -125,7 +127,7 @@ class Lines:
                 self._paused[name] = time.monotonic() + pause
         return False
 
-    def _queue(self) -> list[str]:
+    def _queue(self, waiting: dict[str, tuple[int, int]]) -> list[str]:
         """The lines for which something may be due, those first that have waited longest."""
         if self._stopping:
             return []
@@ -133,7 +135,7 @@ class Lines:
         takes_less = self.settings.batch_timeout is not None
         due = {
             name
-            for name, (turns, practised) in self.ledger.read(waiting_by_line).items()
+            for name, (turns, practised) in waiting.items()
             if turns >= self.settings.batch_size or practised or takes_less or self._has_lost(name)
         }
         due |= {name for name, loop in self.loops.items() if loop.phase is Phase.WAITING and loop.is_examination_due()}

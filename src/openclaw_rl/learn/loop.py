@@ -105,10 +105,9 @@ class LearnLoop:
         is_parked = self.phase is Phase.UNPREPARED and self.line.takes is not None
         return (self.phase is Phase.WAITING or is_parked) and not self._lock.locked() and not self._due()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether an examination or a step is due."""
-        return self.is_examination_due() or bool(self._due() or self._practice_due())
+    def is_due(self, turns: int, practised: int) -> bool:
+        """Whether an examination or a step is due, if so many turns and practised answers wait."""
+        return self.is_examination_due() or bool(self._due(turns) or (practised and self._practice_due()))
 
     async def run(self) -> None:
         """Learn until cancelled."""
@@ -443,12 +442,13 @@ class LearnLoop:
             return False
         return self.guard.is_due(self.version)
 
-    def _due(self) -> int:
-        """How many turns to train on now; 0 means wait."""
+    def _due(self, waiting: int | None = None) -> int:
+        """How many turns to train on now; 0 means wait. `waiting`: how many there are, if that is known."""
         settings = self.settings
         lost = self.line.lost
         takes = self.line.takes
-        waiting = self.ledger.read(trainable, takes) + (len(self.ledger.read(to_train, takes)) if lost else 0)
+        waiting = self.ledger.read(trainable, takes) if waiting is None else waiting
+        waiting += len(self.ledger.read(to_train, takes)) if lost else 0
         if self.step >= settings.max_steps or not waiting or self._stopping:
             self._small_batch_since = None
             return 0
