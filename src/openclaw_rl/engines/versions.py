@@ -22,7 +22,7 @@ class PolicyVersions(Generic[Weights]):
     * A version that is retracted while requests use it goes when the last of them ends.
     * Neither the newest version of the shared line nor a version in use is evicted. The base model has a place of its
       own. Of the others those go first that serve nobody any more, then those that were used least recently.
-    * With `reloads`, a version that is evicted and still wanted is kept in mind: whoever needs it loads it again.
+    * With `reloads`, a version that is evicted and may be needed is kept in mind: whoever needs it loads it again.
     """
 
     def __init__(
@@ -139,9 +139,15 @@ class PolicyVersions(Generic[Weights]):
         """Whether requests may still need a version that is not in use."""
         return version in self._candidates or version == self.newest_of(self._lines.get(version, SHARED))
 
+    def _is_kept_in_mind(self, version: int) -> bool:
+        """Whether a version may have to be loaded again: also for a request that waits for it, and because what served
+        before the newest one serves again if that is retracted."""
+        line = self._lines.get(version, SHARED)
+        return version in self._candidates or self._uses[version] > 0 or version in sorted(self._serving(line))[-2:]
+
     def _forget_unwanted(self, line: str) -> None:
         for version in self.of_line(line):
-            if version in self._unloaded and not self._is_wanted(version):
+            if version in self._unloaded and not self._is_kept_in_mind(version):
                 del self._unloaded[version]
 
     def use(self, version: int) -> None:
@@ -153,6 +159,8 @@ class PolicyVersions(Generic[Weights]):
     def release(self, version: int) -> None:
         self._uses[version] -= 1
         self._drop_if_retracted(version)
+        if version in self._unloaded:
+            self._forget_unwanted(self._lines.get(version, SHARED))
 
     def _drop_if_retracted(self, version: int) -> None:
         if version in self._retracted and not self._uses[version] and version in self._held:
@@ -172,9 +180,9 @@ class PolicyVersions(Generic[Weights]):
         if not idle:
             return None
         gone = min((version for version in idle if not self._is_wanted(version)), default=idle[0])
-        is_wanted = self.reloads and self._is_wanted(gone)
+        is_kept = self.reloads and self._is_kept_in_mind(gone)
         weights = self._held.pop(gone)
-        if is_wanted:
+        if is_kept:
             self._unloaded[gone] = weights
         return {gone: weights}
 
