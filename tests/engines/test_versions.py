@@ -1,7 +1,5 @@
 """Which policy versions stay in mind: those that requests wait for, and what served before the newest one."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from openclaw_rl.engines.base import VersionGone
@@ -9,11 +7,11 @@ from openclaw_rl.engines.versions import PolicyVersions
 
 
 @pytest.fixture
-def versions() -> Iterator[PolicyVersions[str]]:
+def versions() -> PolicyVersions[str]:
     held = PolicyVersions[str](2, reloads=True)
     held.add(0, "base")
     held.add(5, "five", line="ben", loaded=False)
-    yield held
+    return held
 
 
 def test_a_version_that_a_request_waits_for_stays_until_the_request_ends(versions: PolicyVersions[str]) -> None:

@@ -41,12 +41,14 @@ class SamplerOfLines(ScriptedSampler):
     def __init__(self) -> None:
         super().__init__(lambda request, index: [1])
         self.policies: dict[int, tuple[str, list[list[int]]]] = {}
+        self.folders: dict[int, Path] = {}
         self.candidates: set[int] = set()
 
     async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
         if version in self.policies:
             raise EngineUnavailable(f"Policy version {version} is not new.")
         self.policies[version] = line, read_policy(policy.folder)
+        self.folders[version] = policy.folder
         if candidate:
             self.candidates.add(version)
 
@@ -532,3 +534,47 @@ async def test_who_is_next_is_read_once_for_all_lines(tmp_path: Path, monkeypatc
     assert len(reads) == 1
     await team.kill()
     team.book.close()
+
+
+@pytest.mark.more
+async def test_a_line_that_cannot_be_saved_pauses_alone(tmp_path: Path) -> None:
+    team = TeamRun(tmp_path / "run", most=1)
+
+    def full(_folder: Any) -> None:
+        raise OSError("the disk is full")
+
+    try:
+        await team.start()
+        learner = team.learner.for_line("anna")
+        learner.hooks["save_recovery"] = full
+        anna = team.judged("anna")
+        await team.trained(*anna)
+        ben = team.judged("ben")
+        await team.until(lambda: any(loop.trouble for loop in team.loops()))
+        assert team.lines.loops["anna"].trouble == "the disk is full"
+        assert not team.lines.loops["ben"].trouble
+        assert team.served("anna") == [anna]
+        learner.hooks.clear()
+        await team.trained(*ben)
+        assert (team.served("anna"), team.served("ben")) == ([anna], [ben])
+    finally:
+        await team.kill()
+        team.book.close()
+
+
+async def test_a_policy_that_serves_since_a_restart_keeps_its_files(team: TeamRun) -> None:
+    team.options["save_interval"] = 100
+    await team.start()
+    anna = team.judged("anna")
+    await team.trained(*anna)
+    await team.lines.loops["anna"].park()
+    await team.kill()
+    assert list(line_folder(team.folder, "anna").glob("recovery/*"))
+    await team.start(learning=False)
+    await team.lines.serve("anna")
+    loop = team.lines.loops["anna"]
+    await loop.prepare()
+    # It writes a checkpoint, which replaces the state for recovery.
+    assert await loop.save()
+    assert team.served("anna") == [anna]
+    assert team.sampler.folders[team.sampler.newest_of("anna")].is_dir()

@@ -324,7 +324,14 @@ class Lineage:
             except EngineUnavailable as error:
                 log.warning("Policy %d cannot serve again, so an earlier one serves: %s", batch.version, error)
         if self._last is not None:
-            await self.sampler.publish(self._last.version, policy_in(self._last.folder))
+            version, policy = self._last.version, policy_in(self._last.folder)
+            if self.checkpoints.is_recovery(self._last):
+                # The next save removes that folder, while the sampler may have to load the policy again.
+                try:
+                    policy = await asyncio.to_thread(self.policies.adopt, policy.folder, version)
+                except OSError as error:
+                    log.warning("Policy %d serves from the recovery state, which was not copied: %s", version, error)
+            await self.sampler.publish(version, policy)
 
 
 def have_same_files(one: Path, other: Path) -> bool:
