@@ -118,20 +118,25 @@ class Lines:
                 loop = await self.open(name)
                 if not loop.is_due(*waiting.get(name, (0, 0))):
                     continue
-                await self._prepare(name, loop)
-                if await loop.take_turn():
+                if await self._prepare(name, loop) and await loop.take_turn():
                     self._since.pop(name, None)
                     return True
             except (EngineError, LedgerError, OSError) as error:
-                pause = loop.suspend(error) if loop else self.settings.first_pause
-                self._paused[name] = time.monotonic() + pause
+                self._pause(name, error, loop)
         return False
+
+    def _pause(self, name: str, error: Exception, loop: LearnLoop | None) -> None:
+        """Try no step of a line for a while, because of an error."""
+        pause = loop.suspend(error) if loop else self.settings.first_pause
+        self._paused[name] = time.monotonic() + pause
+
+    def _is_paused(self, name: str) -> bool:
+        return self._paused.get(name, 0.0) > time.monotonic()
 
     def _queue(self, waiting: dict[str, tuple[int, int]]) -> list[str]:
         """The lines for which something may be due, those first that have waited longest."""
         if self._stopping:
             return []
-        now = time.monotonic()
         takes_less = self.settings.batch_timeout is not None
         due = {
             name
@@ -139,7 +144,7 @@ class Lines:
             if turns >= self.settings.batch_size or practised or takes_less or self._has_lost(name)
         }
         due |= {name for name, loop in self.loops.items() if loop.phase is Phase.WAITING and loop.is_examination_due()}
-        due -= {name for name, until in self._paused.items() if until > now}
+        due = {name for name in due if not self._is_paused(name)}
         self._since = {name: since for name, since in self._since.items() if name in due}
         for name in sorted(due - self._since.keys()):
             self._since[name] = next(self._arrivals)
@@ -148,16 +153,34 @@ class Lines:
     def _has_lost(self, name: str) -> bool:
         return name in self.loops and bool(self.loops[name].line.lost)
 
-    async def _prepare(self, name: str, loop: LearnLoop) -> None:
-        """Let the learner hold a line, and forget the ones that it held least recently if it holds too many."""
+    async def _prepare(self, name: str, loop: LearnLoop) -> bool:
+        """Let the learner hold a line, and forget the ones that it held least recently if it holds too many.
+
+        Whether it holds the line: there is no room while the others cannot be saved.
+        """
         self.loops[name] = self.loops.pop(name)
         if loop.phase is Phase.WAITING:
-            return
+            return True
         held = [other for other, one in self.loops.items() if one is not loop and one.phase is not Phase.UNPREPARED]
-        for other in held[: max(0, len(held) + 1 - self.most)]:
-            await self.loops[other].park()
-            await self._learner.drop_line(other)
+        excess = len(held) + 1 - self.most
+        for other in sorted(held, key=self._is_paused):
+            if excess > 0:
+                excess -= await self._park(other)
+        if excess > 0:
+            self._paused[name] = time.monotonic() + self.settings.first_pause
+            return False
         await loop.prepare()
+        return True
+
+    async def _park(self, name: str) -> bool:
+        """Save a line and let the learner forget it; whether it did. An error pauses that line alone."""
+        try:
+            await self.loops[name].park()
+            await self._learner.drop_line(name)
+            return True
+        except (EngineError, LedgerError, OSError) as error:
+            self._pause(name, error, self.loops[name])
+            return False
 
     def _patience(self) -> float:
         """How many seconds to wait for a change of the ledger."""
