@@ -20,11 +20,13 @@ SLOWER = [
     "families",
     "judge",
     "learning",
+    "lines",
     "live",
     "ranks",
     "sampling",
     "sharing",
     "swapping",
+    "team",
     "topk",
 ]
 HELPERS = {"common", "cuda_engine", "episodes", "measuring", "shapes"}
