@@ -24,6 +24,7 @@ class LocalOptions(Section):
         "none",
         "Bits of the base weights, for policy, judge and teacher; the adapter on top of them is trained as ever. "
         "4bit takes about a quarter of the memory of bfloat16. Slower than bfloat16 on a CPU.",
+        shown="none: as they are stored",
     )
     pack_weights: Literal["auto", "on", "half", "off"] = option(
         "auto",
