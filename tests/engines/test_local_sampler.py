@@ -177,6 +177,34 @@ async def test_more_lines_than_slots_are_loaded_on_demand(sampler: LocalSampler,
     assert await version_of("person-1") == 0
 
 
+@pytest.mark.more
+async def test_people_who_are_never_quiet_keep_nobody_from_a_slot(sampler: LocalSampler, adapters: list[Path]) -> None:
+    """The requests of two people overlap on both slots; a third person and a new shared policy need one each."""
+    for number, name in enumerate(["anna", "ben", "carl"]):
+        await sampler.publish(10 + number, policy_in(adapters[number]), line=name)
+
+    async def write_on(line: str) -> None:
+        """Each request ends after the next one has begun."""
+        streams = []
+        while True:
+            streams.append(sampler.sample(replace(request(400), line=line)))
+            await asyncio.sleep(0.1)
+            if len(streams) == 3:
+                streams.pop(0).close()
+
+    writers = [asyncio.create_task(write_on(line)) for line in ("anna", "ben")]
+    try:
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(20):
+            assert len(await collect(sampler, replace(request(3), line="carl"))) == 3
+            await sampler.publish(30, policy_in(adapters[0]))
+        assert not any(writer.done() for writer in writers)
+    finally:
+        for writer in writers:
+            writer.cancel()
+        await asyncio.gather(*writers, return_exceptions=True)
+
+
 async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSampler, tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="adapter_config"):
         await shared.publish(1, PolicyRef(WeightForm.PEFT, tmp_path))

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from openclaw_rl.engines.base import ChatCall, EngineLimits, EngineUnavailable, QueueFull, TextPiece
+from openclaw_rl.engines.versions import Use
 from openclaw_rl.types import Priority, SampledToken, SampleRequest
 
 Item = TypeVar("Item", SampledToken, TextPiece)
@@ -83,6 +84,8 @@ class ItemStream(Generic[Item]):
 class TokenStream(ItemStream[SampledToken]):
     """Implements `SampleStream`."""
 
+    use: Use
+    """Of its version, where the sampler counts them."""
     cached_tokens = 0
 
 

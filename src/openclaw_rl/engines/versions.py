@@ -2,14 +2,23 @@
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from openclaw_rl.engines.base import EngineUnavailable, VersionGone
 from openclaw_rl.types import BASE_VERSION, SHARED
 
 Weights = TypeVar("Weights")
+
+
+@dataclass(eq=False)
+class Use:
+    """A request that needs a version until it is released."""
+
+    version: int
+    waits: bool
+    """Until the version is loaded."""
 
 
 class PolicyVersions(Generic[Weights]):
@@ -22,17 +31,22 @@ class PolicyVersions(Generic[Weights]):
     * A version that is retracted while requests use it goes when the last of them ends.
     * Neither the newest version of the shared line nor a version in use is evicted. The base model has a place of its
       own. Of the others those go first that serve nobody any more, then those that were used least recently.
-    * With `reloads`, a version that is evicted and may be needed is kept in mind: whoever needs it loads it again.
+    * With `load`, a version that is evicted and may be needed is kept in mind, and loaded again for whoever needs it.
+    * Nobody waits without limit for a place: while somebody waits, new requests for the version that goes first wait
+      behind them.
     """
 
     def __init__(
-        self, capacity: int, on_drop: Callable[[Weights], None] | None = None, *, reloads: bool = False
+        self,
+        capacity: int,
+        on_drop: Callable[[Weights], None] | None = None,
+        load: Callable[[int, Weights], Awaitable[Weights]] | None = None,
     ) -> None:
         """`capacity`: versions held at the same time, in addition to the base model. `on_drop` gets what a retracted
-        version needed, once no request uses it."""
+        version needed, once no request uses it. `load` makes room and loads a version."""
         self.capacity = capacity
-        self.reloads = reloads
         self._on_drop = on_drop
+        self._load = load
         self.latest = BASE_VERSION
         """The highest version that was ever held."""
         self._held: dict[int, Weights] = {}
@@ -45,7 +59,10 @@ class PolicyVersions(Generic[Weights]):
         """The versions of each line: there may be thousands of lines, with one or two versions each."""
         self._candidates: set[int] = set()
         self._retracted: set[int] = set()
-        self._uses: Counter[int] = Counter()
+        self._uses: set[Use] = set()
+        self._leaving: int | None = None
+        """The version that makes room for somebody who waits, once the requests that use it have ended."""
+        self._loads: dict[int, asyncio.Task[None]] = {}
         self._released = asyncio.Event()
         self.changing = asyncio.Lock()
         """Held while a version is published or taken away, where that takes time."""
@@ -88,9 +105,6 @@ class PolicyVersions(Generic[Weights]):
             raise VersionGone(f"Policy version {wanted} is not loaded.")
         return wanted, known[wanted]
 
-    def is_loaded(self, version: int) -> bool:
-        return version in self._held
-
     @contextlib.asynccontextmanager
     async def publishing(self, version: int, line: str = SHARED) -> AsyncIterator[None]:
         """One publication at a time. Raises EngineUnavailable if the number is not a new one of the line."""
@@ -123,10 +137,26 @@ class PolicyVersions(Generic[Weights]):
         self._candidates.discard(version)
         self._forget_unwanted(self._lines.get(version, SHARED))
 
-    def loaded(self, version: int, weights: Weights) -> None:
-        """A version that was not loaded is."""
-        self._unloaded.pop(version, None)
-        self._held[version] = weights
+    async def loaded(self, use: Use) -> Weights:
+        """What the version of a request needs, which is loaded first if it is not. Raises EngineUnavailable."""
+        if use.waits:
+            # One load for all who need it: a second one would keep the version from making room while it waits.
+            if use.version not in self._loads:
+                loading = self._loads[use.version] = asyncio.create_task(self._load_again(use.version))
+                loading.add_done_callback(lambda _: self._loads.pop(use.version))
+            await asyncio.shield(self._loads[use.version])
+        return self.find(use.version)[1]
+
+    async def _load_again(self, version: int) -> None:
+        async with self.changing:
+            _, weights = self.find(version)
+            # Another version may have made room instead of this one.
+            if version not in self._held and self._load is not None:
+                weights = await self._load(version, weights)
+            self._unloaded.pop(version, None)
+            self._held[version] = weights
+            for use in self._uses:
+                use.waits = use.waits and use.version != version
 
     def retract(self, version: int) -> None:
         """Hold a version no longer, once no request uses it."""
@@ -143,27 +173,34 @@ class PolicyVersions(Generic[Weights]):
         """Whether a version may have to be loaded again: also for a request that waits for it, and because what served
         before the newest one serves again if that is retracted."""
         line = self._lines.get(version, SHARED)
-        return version in self._candidates or self._uses[version] > 0 or version in sorted(self._serving(line))[-2:]
+        return version in self._candidates or self._is_used(version) or version in sorted(self._serving(line))[-2:]
+
+    def _is_used(self, version: int) -> bool:
+        return any(use.version == version for use in self._uses)
 
     def _forget_unwanted(self, line: str) -> None:
         for version in self.of_line(line):
             if version in self._unloaded and not self._is_kept_in_mind(version):
                 del self._unloaded[version]
 
-    def use(self, version: int) -> None:
-        """Keep a version from being evicted until `release` has been called as often."""
-        self._uses[version] += 1
-        if version in self._held:
+    def use(self, version: int) -> Use:
+        """Keep a version from being evicted until `release`, or from being forgotten until it is `loaded`."""
+        waits = self._load is not None and (version not in self._held or version == self._leaving)
+        use = Use(version, waits)
+        self._uses.add(use)
+        if not waits and version in self._held:
             self._held[version] = self._held.pop(version)
+        return use
 
-    def release(self, version: int) -> None:
-        self._uses[version] -= 1
+    def release(self, use: Use) -> None:
+        version = use.version
+        self._uses.discard(use)
         self._drop_if_retracted(version)
         if version in self._unloaded:
             self._forget_unwanted(self._lines.get(version, SHARED))
 
     def _drop_if_retracted(self, version: int) -> None:
-        if version in self._retracted and not self._uses[version] and version in self._held:
+        if version in self._retracted and not self._is_used(version) and version in self._held:
             weights = self._held.pop(version)
             if self._on_drop is not None:
                 self._on_drop(weights)
@@ -176,21 +213,30 @@ class PolicyVersions(Generic[Weights]):
         """
         if len(self.held) < self.capacity:
             return {}
-        idle = [version for version in self.held if not self._uses[version] and version != self.newest]
-        if not idle:
+        busy = {use.version for use in self._uses if not use.waits}
+        gone = self._first_to_go(version for version in self.held if version not in busy)
+        if gone is None:
             return None
-        gone = min((version for version in idle if not self._is_wanted(version)), default=idle[0])
-        is_kept = self.reloads and self._is_kept_in_mind(gone)
+        is_kept = self._load is not None and self._is_kept_in_mind(gone)
         weights = self._held.pop(gone)
         if is_kept:
             self._unloaded[gone] = weights
         return {gone: weights}
 
+    def _first_to_go(self, among: Iterable[int]) -> int | None:
+        may_go = [version for version in among if version != self.newest]
+        return min((version for version in may_go if not self._is_wanted(version)), default=next(iter(may_go), None))
+
     async def make_room(self) -> dict[int, Weights]:
-        """The same, but wait until a version may go."""
-        while (evicted := self.evict()) is None:
-            self._released.clear()
-            await self._released.wait()
+        """The same, but wait until a version may go. Hold `changing` meanwhile."""
+        try:
+            while (evicted := self.evict()) is None:
+                if self._leaving not in self._held:
+                    self._leaving = self._first_to_go(self.held)
+                self._released.clear()
+                await self._released.wait()
+        finally:
+            self._leaving = None
         return evicted
 
     def restore(self, evicted: Mapping[int, Weights]) -> None:

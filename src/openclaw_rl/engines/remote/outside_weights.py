@@ -142,6 +142,6 @@ class OutsideWeightsSampler(RemoteSampler):
         version = min(stream.version, number) if stream.id in self._begun else number
         if stream.id not in self._begun or version != stream.version:
             self._begun.add(stream.id)
-            self._versions.release(stream.version)
+            self._versions.release(stream.use)
             stream.version = version
-            self._versions.use(version)
+            stream.use = self._versions.use(version)

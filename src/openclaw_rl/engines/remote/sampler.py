@@ -208,7 +208,7 @@ class RemoteSampler:
     def _begin(self, stream: TokenStream, request: SampleRequest) -> None:
         """Send the completions of a request that nobody has dropped yet. From here on it keeps its version."""
         stream.version, policy = self._versions.find(request.version)
-        self._versions.use(stream.version)
+        stream.use = self._versions.use(stream.version)
         self._tasks[stream.id] = {
             index: asyncio.create_task(self._complete(stream, policy, request, index))
             for index in range(request.n)
@@ -219,7 +219,7 @@ class RemoteSampler:
         self._check_up()
         self.limits.check_fits(request)
         version, policy = self._versions.find(request.version)
-        self._versions.use(version)
+        use = self._versions.use(version)
         try:
             replica = await self._replica(request.ids, policy)
             async with replica.working() as traits:
@@ -228,7 +228,7 @@ class RemoteSampler:
                 self._check_weights(replica, policy, weights)
                 return scores
         finally:
-            self._versions.release(version)
+            self._versions.release(use)
 
     async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
         self.capabilities.check_loads(policy)
@@ -270,7 +270,7 @@ class RemoteSampler:
             else:
                 self._keep_until_done(task)
         self._admission.leave(stream)
-        self._versions.release(stream.version)
+        self._versions.release(stream.use)
 
     def _folders(self) -> Mapping[str, Path]:
         return {held.name: held.folder for held in self._versions.all.values() if held.folder is not None}

@@ -73,14 +73,13 @@ class LocalSampler:
     def __init__(self, options: WorkerOptions, max_queue: int, launcher: Launcher | None = None) -> None:
         self.options = options
         self._admission = Admission(options.max_sequences, max_queue)
-        self._versions = PolicyVersions[LoadedPolicy](options.policy_slots, reloads=True)
+        self._versions = PolicyVersions[LoadedPolicy](options.policy_slots, load=self._load)
         self._versions.add(BASE_VERSION, LoadedPolicy(0, options.model))
         self._worker = Supervisor(options, self, launcher or ProcessLauncher(SPINS))
         self._ids = count(1)
         self._streams: dict[int, TokenStream] = {}
         self._scoring: dict[int, asyncio.Future[Scores]] = {}
         self._loading: dict[int, asyncio.Future[None]] = {}
-        self._reloading: dict[int, asyncio.Task[None]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
         """Those who wait for a policy to be loaded."""
         self._active = 0
@@ -153,8 +152,8 @@ class LocalSampler:
         stream = TokenStream(self, next(self._ids), version, request.n)
         self._streams[stream.id] = stream
         self._admission.enter(stream, request.priority)
-        self._versions.use(version)
-        if self._versions.is_loaded(version):
+        stream.use = self._versions.use(version)
+        if not stream.use.waits:
             self._worker.send(Add(stream.id, request, version, policy.slot))
         else:
             waiting = asyncio.create_task(self._add_when_loaded(stream, request))
@@ -165,38 +164,22 @@ class LocalSampler:
     async def _add_when_loaded(self, stream: TokenStream, request: SampleRequest) -> None:
         """Load the policy of a request, unless another one does, and then send the request."""
         try:
-            slot = await self._slot_of(stream.version)
+            slot = (await self._versions.loaded(stream.use)).slot
         except EngineUnavailable as error:
             stream.fail(error)
             return
         if stream.id in self._streams:
             self._worker.send(Add(stream.id, request, stream.version, slot))
 
-    async def _slot_of(self, version: int) -> int:
-        """Where a version is in the worker, loaded first if it is not. Raises EngineUnavailable."""
-        if not self._versions.is_loaded(version):
-            # One load for all who need it: a second one would keep the version from making room while it waits.
-            if version not in self._reloading:
-                loading = self._reloading[version] = asyncio.create_task(self._load_again(version))
-                loading.add_done_callback(lambda _: self._reloading.pop(version))
-            await asyncio.shield(self._reloading[version])
-        return self._versions.find(version)[1].slot
-
-    async def _load_again(self, version: int) -> None:
-        async with self._versions.changing:
-            _, policy = self._versions.find(version)
-            self._versions.loaded(version, await self._load(version, policy.folder))
-
     async def score(self, request: ScoreRequest) -> Scores:
         self._check_up()
         self.limits.check_fits(request)
         version, _policy = self._versions.find(request.version)
-        self._versions.use(version)
+        use = self._versions.use(version)
         try:
-            slot = await self._slot_of(version)
-            return await self._score(request, slot)
+            return await self._score(request, (await self._versions.loaded(use)).slot)
         finally:
-            self._versions.release(version)
+            self._versions.release(use)
 
     async def _score(self, request: ScoreRequest, slot: int) -> Scores:
         id = next(self._ids)
@@ -214,16 +197,17 @@ class LocalSampler:
         self.capabilities.check_loads(policy)
         async with self._versions.publishing(version, line):
             is_needed_now = candidate or line == SHARED
-            loaded = await self._load(version, policy.folder) if is_needed_now else LoadedPolicy(0, policy.folder)
+            found = LoadedPolicy(0, policy.folder)
+            loaded = await self._load(version, found) if is_needed_now else found
             self._versions.add(version, loaded, candidate=candidate, line=line, loaded=is_needed_now)
 
-    async def _load(self, version: int, folder: Path) -> LoadedPolicy:
+    async def _load(self, version: int, policy: LoadedPolicy) -> LoadedPolicy:
         """Load a version into a slot that no other needs. One load at a time. Raises EngineUnavailable."""
         evicted = await self._versions.make_room()
         used = {loaded.slot for loaded in self._versions.held.values()}
         slot = next(slot for slot in range(1, self._versions.capacity + 1) if slot not in used)
         done = self._loading[version] = asyncio.get_running_loop().create_future()
-        self._worker.send(LoadPolicy(version, slot, folder))
+        self._worker.send(LoadPolicy(version, slot, policy.folder))
         try:
             await done
         except EngineUnavailable:
@@ -231,7 +215,7 @@ class LocalSampler:
             raise
         finally:
             del self._loading[version]
-        return LoadedPolicy(slot, folder)
+        return LoadedPolicy(slot, policy.folder)
 
     def newest_of(self, line: str) -> int:
         return self._versions.newest_of(line)
@@ -254,7 +238,7 @@ class LocalSampler:
         if self._streams.pop(stream.id, None) is None:
             return
         self._admission.leave(stream)
-        self._versions.release(stream.version)
+        self._versions.release(stream.use)
         if stream.running:
             self.cancel(stream.id)
 
