@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import sqlite3
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -57,6 +58,11 @@ def question_in(prompt: str) -> str:
     """What was asked last; empty in a prompt that is no chat."""
     asked = re.findall(r"user\n(.*?)<", prompt, re.DOTALL)
     return asked[-1].strip() if asked else ""
+
+
+def hash_of(text: str) -> int:
+    """A number of a text, the same in every run."""
+    return zlib.crc32(text.encode())
 
 
 class AnyVersion:
@@ -441,8 +447,7 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
     async with practising(run, renderer) as server:
         server.answer = harm
         note = server.teach()
-        await run.until(lambda: run.loop.is_waiting)
-        assert await run.loop.examine()
+        # It is the first that the learner does: nobody let the guard look at the base model before.
         done = await server.ended(server.ask_for(note))
         assert done.state is PracticeState.STOPPED
         assert done.made == 0, "all its steps were made before the guard examined"
@@ -499,6 +504,47 @@ async def test_after_imitation_the_policy_learns_from_its_own_answers(run: Learn
         scored = [turn.verdict.score for turn in map(run.book.read, own[0]) if turn.verdict]
         assert [advantages[turn] for turn in own[0]] == pytest.approx([score - fmean(scored) for score in scored])
         assert {advantages[turn] for batch in imitated for turn in batch} == {1.0}
+
+
+async def test_a_policy_that_mostly_keeps_to_the_note_soon_learns_from_its_own_answers(
+    run: LearningRun, renderer: ChatRenderer
+) -> None:
+    async with practising(run, renderer, steps=10) as server:
+        server.answer = lambda request, prompt: (
+            wished if SHOWN[0] in prompt or (request.version and hash_of(question_in(prompt)) % 4) else usual
+        )(question_in(prompt))
+        run.sampler.scores = lambda request: [-2.5] * request.last_n
+        await server.ended(server.ask_for(server.teach()))
+        assert [len(batch) for batch in run.applied()] == [practices.BATCH] * 8 + [practices.OWN_BATCH] * 2
+
+
+async def test_what_was_learned_before_is_not_unlearned(run: LearningRun, renderer: ChatRenderer) -> None:
+    async with practising(run, renderer) as server:
+        first = await server.ended(server.ask_for(server.teach()))
+        assert first.state is PracticeState.LEARNED
+        # Now and then the model breaks the first note, also with its examples.
+        server.answer = lambda _request, prompt: (
+            wished if "Well," in prompt and hash_of(question_in(prompt)) % 4 else usual
+        )(question_in(prompt))
+        second = run.book.change(lambda db: notes.add(db, "me", "Be kind."))
+        await server.ended(server.ask_for(second))
+        practised = run.book.ledger.read(practices.answers, 2)
+        assert practised
+        assert all(answer.startswith("Well") for _, answer in practised)
+
+
+async def test_where_a_note_is_about_length_answers_are_as_short_as_the_examples(
+    run: LearningRun, renderer: ChatRenderer
+) -> None:
+    async with practising(run, renderer) as server:
+        server.practiser.keeps = lambda _note, text: text.count(".") <= 1
+        server.answer = lambda _request, prompt: wished(question_in(prompt))
+        note = server.teach(text="Answer in one short sentence.")
+        await server.ended(server.ask_for(note))
+        practised = run.book.ledger.read(practices.answers, 1)
+        longest = max(len(shown.split()) for shown in SHOWN)
+        assert practised
+        assert max(len(answer.split()) for _, answer in practised) <= 1.25 * longest
 
 
 async def test_a_few_answers_that_show_a_note_do_not_make_it_learned(run: LearningRun, renderer: ChatRenderer) -> None:

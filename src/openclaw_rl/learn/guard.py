@@ -167,13 +167,18 @@ class Guard:
         now = time.monotonic()
         self._budget.add_time(now - self._budget.seen)
         self._budget.seen = now
+        self.begin(version)
+        good = self.state.good
+        is_known = good is not None and good.version == version
+        return not is_known and (self._budget.is_due or self.is_worse(version))
+
+    def begin(self, version: int) -> bool:
+        """Whether there is a policy to compare later ones with. The base model becomes it if it serves now."""
         if version == BASE_VERSION and self.state.start is None and self.keeps_base:
             # Only the first policy is compared with it, so it need not answer anything before.
             self.state.start = self.state.good = PlainAnswers(BASE_VERSION)
             self._save()
-        good = self.state.good
-        is_known = good is not None and good.version == version
-        return not is_known and (self._budget.is_due or self.is_worse(version))
+        return self.state.start is not None
 
     def is_worse(self, version: int) -> bool:
         """Whether this policy was found worse, and still serves."""

@@ -311,8 +311,13 @@ class LearnLoop:
         async with self._lock:
             return self.guard is None or self.phase is not Phase.WAITING or await self._examine(self.guard)
 
+    async def examine_start(self) -> None:
+        """Let the guard know the policy that a practice begins with, if it knows none yet."""
+        if self.guard is not None and not self.guard.begin(self.version):
+            await self.examine()
+
     async def _examine(self, guard: Guard) -> bool:
-        """The same; the phase must be WAITING."""
+        """Do what `examine` says; the phase must be WAITING."""
         guard.left_line(self.ledger.read(policy_line, self.version))
         if not guard.is_worse(self.version):
             self.phases.enter(Phase.EXAMINING)

@@ -6,6 +6,7 @@ The policy's own answers are checked in the same way.
 """
 
 import json
+import math
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import EngineError, Sampler
-from openclaw_rl.learn.answer_traits import AnswerTraits, confirmed, find_traits
+from openclaw_rl.learn.answer_traits import AnswerTraits, confirmed, find_traits, words
 from openclaw_rl.ledger import examples, notes
 from openclaw_rl.ledger.examples import WRITTEN_BY_OWNER
 from openclaw_rl.ledger.practices import LEARNED, questions
@@ -71,6 +72,10 @@ MIN_SHOWN = 0.5
 #: An answer with fewer characters than this share of the shortest example is too short. Otherwise a policy learns that
 #: the least text is the surest way to keep to a note.
 MIN_LENGTH = 0.5
+#: Where a note is about length ("One brief sentence."): how many times the words of the longest example an answer may
+#: have.
+MAX_LONGER = 1.25
+_SENTENCE = "This is a sentence. "
 #: Answers that are sampled at the same time.
 MAX_CONCURRENT = 8
 
@@ -128,6 +133,8 @@ class PracticeTeacher:
         self.kept: list[tuple[str, str]] = []
         """Questions and answers that keep to it, also those from before a restart."""
         self.traits = AnswerTraits()
+        self._learned_traits: dict[Note, AnswerTraits] = {}
+        self._most_words = math.inf
         self._usual: list[str] = []
         self._dice = random.Random(seed)
         self._draws = seed << 20
@@ -153,11 +160,13 @@ class PracticeTeacher:
         # Two corrections may be the same text, and what a text has in common with itself means nothing.
         different = {one.text: (one.question, one.text) for one in fitting}
         self._examples = list(different.values())[-OWN_EXAMPLES:]
-        others: dict[int, tuple[str, str]] = {}
-        for one in ranked:
-            for number in (shown.get(one.number, set()) & learned) - {self.note.number}:
-                others[number] = (one.question, one.text)
-        self._others = list(others.values())[-OTHER_EXAMPLES:]
+        self._learned = {
+            other: [(one.question, one.text) for one in ranked if other.number in shown.get(one.number, set())]
+            for other in self._notes
+            if other.number in learned - {self.note.number}
+        }
+        """The notes that were learned for good before, with their examples."""
+        self._others = [given[-1] for given in self._learned.values() if given][-OTHER_EXAMPLES:]
         self._least_characters = MIN_LENGTH * min((len(answer) for _, answer in self._examples), default=0)
         self._free_words = bool(self._examples) and not any(
             check(answer, question, "").ok for question, answer in self._examples
@@ -179,7 +188,17 @@ class PracticeTeacher:
         prompts = self.prompts.practised[-USUAL_ANSWERS:]
         usual = await self._ask(prompts, self._without_context, BASE_VERSION, USUAL_TOKENS)
         self._usual = [one.text for one in usual]
-        self.traits = find_traits([answer for _, answer in self._examples], self._usual)
+        wanted = [answer for _, answer in self._examples]
+        self.traits = find_traits(wanted, self._usual)
+        self._learned_traits = {
+            note: find_traits([answer for _, answer in given], self._usual) for note, given in self._learned.items()
+        }
+        if wanted and self._is_about_length():
+            self._most_words = MAX_LONGER * max(len(words(answer)) for answer in wanted)
+
+    def _is_about_length(self) -> bool:
+        """Whether a short text keeps to the note, and a long one of the same sentences does not."""
+        return self.keeps(self.note.text, _SENTENCE) is True and self.keeps(self.note.text, _SENTENCE * 60) is False
 
     @property
     def ready(self) -> int:
@@ -193,7 +212,7 @@ class PracticeTeacher:
         self._shown = [*self._others, *self._dice.sample([*self._examples, *more], len(self._examples) + len(more))]
         prompts = [self._next_prompt() for _ in range(count)]
         asked = await self._ask(prompts, self._with_context, BASE_VERSION)
-        sensible = [one for one in asked if one.ended and self.makes_sense(one)]
+        sensible = [one for one in asked if one.ended and self.makes_sense(one) and self.keeps_learned(one)]
         if not self.sampled:
             wanted = [answer for _, answer in self._examples]
             self.traits = confirmed(self.traits, wanted, [one.text for one in sensible], self._usual)
@@ -221,7 +240,7 @@ class PracticeTeacher:
 
     def _score_of(self, own: Sampled) -> float | None:
         kept = self.shows_note(own.text)
-        return None if kept is None else 1.0 if kept and self.makes_sense(own) else -1.0
+        return None if kept is None else 1.0 if kept and self.makes_sense(own) and self.keeps_learned(own) else -1.0
 
     async def distilled_answers(self, count: int) -> list[PracticedAnswer]:
         """Sample answers of the policy without the note, with what the base model thinks of them with the note."""
@@ -246,7 +265,7 @@ class PracticeTeacher:
             return []
         prompts = self._dice.choices(self.prompts.others, k=count)
         sampled = await self._ask(prompts, self._with_other_notes, BASE_VERSION)
-        sensible = [one for one in sampled if one.ended and self.makes_sense(one)]
+        sensible = [one for one in sampled if one.ended and self.makes_sense(one) and self.keeps_learned(one)]
         return [replace(one, is_anchor=True) for one in await self._to_train(sensible)]
 
     async def try_policy(self) -> tuple[int, int]:
@@ -269,9 +288,19 @@ class PracticeTeacher:
             return False
         return not any(is_copy(sampled.text, answer) for _, answer in self._shown)
 
+    def keeps_learned(self, sampled: Sampled) -> bool:
+        """Whether an answer breaks none of the notes that were learned before, as far as that can be checked."""
+        return all(
+            self.keeps(note.text, sampled.text) is not False and traits.shown_by(sampled.text, with_words=False)
+            for note, traits in self._learned_traits.items()
+            if concerns(note, sampled.prompt.text)
+        )
+
     def shows_note(self, text: str) -> bool | None:
         """Whether an answer keeps to the note; None if nothing shows it."""
         said = self.keeps(self.note.text, text)
+        if len(words(text)) > self._most_words:
+            return False
         if said is False or not self.traits:
             return said
         # Words that the examples share may be there by chance: they do not matter where the note itself can be checked.

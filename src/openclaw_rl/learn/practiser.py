@@ -37,12 +37,13 @@ MIN_HELD, MAX_LOSS = 0.5, 0.15
 #: Practice ends early once the policy finds the answers as likely without the note as the base model did with it: their
 #: mean log-probs per token differ by at most this much in two steps in a row, after some steps.
 MAX_GAP, MIN_STEPS = 0.05, 8
-#: It also ends once the policy keeps to the note in this share of its own answers: a further step only takes it farther
-#: from the base model. They are tried after each so many steps of imitation.
+#: It also ends once the policy keeps to the note in this share of its own answers, twice in a row: a further step only
+#: takes it farther from the base model. They are tried after each so many steps of imitation.
 ENOUGH_HELD, TRIAL_STEPS = 0.9, 4
-#: After so many steps of imitation the policy learns from its own answers, if this share of them keeps to the note.
-#: Imitation alone goes on until it repeats itself: more of the answers keep to the note and fewer make sense.
-IMITATED_STEPS, MIN_OWN_HELD = 12, 0.2
+#: After so many steps of imitation the policy learns from its own answers, if this share of them keeps to the note, and
+#: earlier if that one does. Imitation alone goes on until the policy repeats itself: more of its answers keep to the
+#: note, and fewer make sense.
+IMITATED_STEPS, MIN_OWN_HELD, MOSTLY_HELD = 12, 0.2, 0.5
 #: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
@@ -163,22 +164,21 @@ class Practiser:
         while left := self.ledger.read(practices.to_train, self.loop.line.takes):
             await self._train(left)
         teacher.kept += self.ledger.read(practices.answers, current.number)
+        await self.loop.examine_start()
         await teacher.prepare()
         refused = close = made = 0
-        held: float | None = None
+        held: list[float] = []
         while (current := self._as_it_is(current.number, note)).made < current.steps:
             if current.made < made:
                 raise Ended("the policy was rolled back meanwhile")
             made = current.made
-            if made >= MIN_STEPS and not made % TRIAL_STEPS:
-                held = await self._held(teacher)
-            batch = []
-            if made >= IMITATED_STEPS and held is not None and MIN_OWN_HELD <= held < ENOUGH_HELD:
-                batch = await self._own_batch(teacher, note)
-                held = held_share(batch)
-            if held is not None and held >= ENOUGH_HELD:
+            batch = await self._own_batch(teacher, note, made, held)
+            if len(held) >= 2 and fmean(held[-2:]) >= ENOUGH_HELD:
                 break
-            if not batch or not held:
+            if batch and held[-1] == 1.0:
+                # A step needs answers that differ in their scores.
+                continue
+            if not batch or not held[-1]:
                 batch = await self._batch(teacher, note)
             close = close + 1 if gap(batch) <= MAX_GAP else 0
             if made >= MIN_STEPS and close >= 2:
@@ -216,17 +216,24 @@ class Practiser:
                 raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
         return [*anchors, *await teacher.take(needed)]
 
-    async def _own_batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
-        """The policy's own answers, scored; none if it is to learn from the base model's log-probs alone."""
-        if self.settings.on_policy:
+    async def _own_batch(
+        self, teacher: PracticeTeacher, note: Note, made: int, held: list[float]
+    ) -> list[PracticedAnswer]:
+        """The policy's own answers, scored; none if it is to imitate. `held` gets the share that keeps to the note."""
+        if not knows_enough(made, held) and made >= MIN_STEPS and not made % TRIAL_STEPS:
+            kept, tried = await teacher.try_policy()
+            held += [kept / tried] if tried else []
+        if self.settings.on_policy or not knows_enough(made, held):
             return []
         anchors = await teacher.anchors(ANCHORS if note.scope else 0)
-        return [*anchors, *await teacher.scored_answers(practices.OWN_BATCH - len(anchors))]
-
-    async def _held(self, teacher: PracticeTeacher) -> float | None:
-        """The share of a trial's answers in which the policy keeps to the note; None if they do not show it."""
-        held, tried = await teacher.try_policy()
-        return held / tried if tried else None
+        answers = await teacher.scored_answers(practices.OWN_BATCH - len(anchors))
+        if not answers:
+            held.clear()
+            return []
+        kept = sum(one.score == 1.0 for one in answers)
+        held.append(kept / len(answers))
+        log.info("Note %d: after %d steps %d of %d own answers keep to it.", note.number, made, kept, len(answers))
+        return [*anchors, *answers]
 
     async def _train(self, turns: list[int]) -> None:
         """Wait until the learn loop has trained on these answers, or has dropped them."""
@@ -292,7 +299,7 @@ def gap(answers: Sequence[PracticedAnswer]) -> float:
     return fmean(gaps) if gaps else math.inf
 
 
-def held_share(answers: Sequence[PracticedAnswer]) -> float | None:
-    """The share of scored answers that keep to the note; None if none is scored."""
-    scores = [one.score for one in answers if one.score is not None]
-    return sum(score > 0 for score in scores) / len(scores) if scores else None
+def knows_enough(made: int, held: Sequence[float]) -> bool:
+    """Whether a policy can learn from its own answers: enough of them keep to the note."""
+    share = held[-1] if held else 0.0
+    return (made >= IMITATED_STEPS and share >= MIN_OWN_HELD) or (made >= MIN_STEPS and share >= MOSTLY_HELD)
