@@ -139,10 +139,10 @@ def test_an_endpoint_that_refuses_tools_is_not_scored_on_them(tmp_path: Path) ->
         return stubborn(memory, messages, body)
 
     assert measure(tmp_path, ScriptedEndpoint(say), "--track", "sense,tools") == 0
-    reasons = {line["item"]: line["reason"] for line in results(tmp_path)}
-    assert reasons["plain"] == reasons["coding"] == ""
-    assert "no tools" in reasons["tool-use"]
-    assert "no tools" in reasons["toolcall"]
+    sense, tools = results(tmp_path)
+    assert list(sense["parts"]) == ["before", "plain", "coding"]
+    assert "no tools" in sense["facts"]["refused"]["tool use"]
+    assert "no tools" in tools["reason"]
 
 
 def test_only_fields_and_headers_of_openai_are_sent(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from openclaw_rl.errors import UserError
-from openclaw_rl.lab.charts import STYLE, Chart, Series, chart_file, line_chart, share
+from openclaw_rl.lab.charts import BAR, STYLE, Chart, Series, bar_table, chart_file, line_chart, share
 from openclaw_rl.lab.commands import write_text
 
 NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
@@ -103,11 +103,20 @@ def test_nothing_is_said_to_be_nothing() -> None:
     assert "nothing measured yet" not in a_chart().svg
 
 
-def test_places_may_have_names_in_place_of_numbers() -> None:
-    points = Series("one", [(0.1, 0.5), (1.1, 1.0)], "s0", [(0.1, 0.4, 0.6), (1.1, 0.9, 1.0)], "points")
-    svg = line_chart("Scores", [points], names={0.0: "first & last", 1.0: "middle"}, lowest=0, highest=1).svg
-    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag == "text"]
-    assert texts[-2:] == ["first & last", "middle"]
+def test_a_table_of_bars_has_a_bar_as_long_as_each_share_and_says_where_there_is_none() -> None:
+    rows = {
+        ("first & last", "as it was"): {"one": (0.5, 0.25, 0.75)},
+        ("other", ""): {"one": (1.0, 0.8, 1.0), "two": (0.0, 0.0, 0.2)},
+    }
+    root = ElementTree.fromstring(chart_file("Scores", [bar_table("Shares", {"one": "easy", "two": "hard"}, rows)]))
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert {"first & last", "as it was", "easy", "hard", "50 %", "100 %", "0 %"} < set(texts)
+    assert texts.count("no score") == 1
+    bars = [float(element.get("width", "")) for element in root.iter() if element.get("class") == "s0"]
+    assert bars == [BAR / 2, BAR, 0]
+    lines = [element.get("points", "").split() for element in root.iter() if element.get("class") == "interval"]
+    ends = [[float(end.split(",")[0]) for end in line] for line in lines]
+    assert [high - low for low, high in ends] == pytest.approx([BAR * 0.5, BAR * 0.2, BAR * 0.2], abs=0.2)
 
 
 def test_equal_charts_are_equal_files(tmp_path: Path) -> None:

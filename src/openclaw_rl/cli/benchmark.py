@@ -36,7 +36,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--track", default="", metavar="NAMES", help="only some tracks, separated by commas")
     parser.add_argument("--quick", action="store_true", help="ask less: at most ten minutes on two cores")
     parser.add_argument("--seeds", type=positive, default=1, help="measure with so many seeds (default: 1)")
-    parser.add_argument("--at-once", type=positive, default=1, help="items measured at the same time (default: 1)")
+    parser.add_argument(
+        "--at-once", type=positive, help="items measured at the same time (default: 4; 1 with baselines that train)"
+    )
     parser.add_argument("--out", type=Path, help="the folder of the results; one that has some is continued")
     parser.add_argument(
         "--pause", type=float, default=0.0, help="seconds to wait after each session of an endpoint (default: 0)"

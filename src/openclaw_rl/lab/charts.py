@@ -28,6 +28,9 @@ COLOURS = 6
 #: In a file: the space around charts, the height of a line of text, and the width of a letter in the legend.
 MARGIN, TEXT_LINE, LETTER = 16, 24, 6.6
 
+#: In a table of bars: the widths of names, of a column and of a bar, and the height of a row.
+NAMES, CELL, BAR, ROW = 210, 98, 84, 38
+
 Point = tuple[float, float]
 Row = TypeVar("Row", bound=tuple[float, ...])
 Form = Callable[[float], str]
@@ -59,8 +62,6 @@ class Canvas:
 SMALL = Canvas(360, 170, 24, 4)
 #: With a name below the axis.
 LARGE = Canvas(460, 280, 42, 5)
-#: With a name at each place of the axis.
-WIDE = Canvas(860, 280, 30, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +114,19 @@ def line_chart(
     lowest: float | None = None,
     highest: float | None = None,
     form: Form = number,
-    names: Mapping[float, str] | None = None,
 ) -> Chart:
     """Lines over `unit`. `lowest` and `highest` are the ends of the axis, unless values lie beyond them.
 
-    `axis` is written below the axis of a large chart; `names` are written at their places of a wide one, in place of
-    numbers. Without either, the chart is small.
+    `axis` is written below the axis of a large chart. Without it, the chart is small.
     """
     shown = [replace(one, points=thinned(finite(one.points)), band=thinned(finite(one.band))) for one in series]
     shown = [one for one in shown if one.points]
     values = [y for one in shown for _, y in one.points] + [y for one in shown for _, *ends in one.band for y in ends]
-    canvas = WIDE if names else LARGE if axis else SMALL
-    ends = [place + half for place in names or () for half in (-0.5, 0.5)]
-    frame = frame_of(canvas, [*(x for one in shown for x, _ in one.points), *ends], values, lowest, highest)
+    canvas = LARGE if axis else SMALL
+    frame = frame_of(canvas, [x for one in shown for x, _ in one.points], values, lowest, highest)
     # No band covers a line.
     bands = [draw_band(frame, one) for one in shown if one.band]
-    parts = [grid(frame, form, axis, names), *bands, *(draw_line(frame, one, unit, form) for one in shown)]
+    parts = [grid(frame, form, axis), *bands, *(draw_line(frame, one, unit, form) for one in shown)]
     if not shown:
         middle = (canvas.width / 2, canvas.height / 2)
         parts.append(Markup('<text x="{}" y="{}">nothing measured yet</text>').format(*middle))
@@ -194,6 +192,46 @@ def bar_chart(title: str, layers: Sequence[Series], *, summary: str, whole: floa
     return finish(SMALL, title, layers, parts, f"{title}: {summary}.")
 
 
+def bar_table(
+    title: str, columns: Mapping[str, str], rows: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float]]]
+) -> Chart:
+    """A bar from 0 to 1 and its interval (mean, low, high) for each row and column, which have a name and a few words."""
+    canvas = Canvas(NAMES + CELL * len(columns), ROW * (len(rows) + 1), 0, 0)
+    parts = []
+    for place, (name, words) in enumerate(columns.items()):
+        parts += two_lines(NAMES + CELL * place, 0, name, words)
+    for line, ((name, words), cells) in enumerate(rows.items(), 1):
+        parts += two_lines(0, ROW * line, name, words)
+        for place, column in enumerate(columns):
+            parts += table_cell(NAMES + CELL * place, ROW * line, cells.get(column), f"{name}, {column}: ")
+    said = "; ".join(
+        f"{name}: {', '.join(f'{column} {share(cell[0])}' for column, cell in cells.items())}"
+        for (name, _), cells in rows.items()
+    )
+    return finish(canvas, title, [], parts, f"{title}. {said}.")
+
+
+def two_lines(x: float, y: float, name: str, words: str) -> list[Markup]:
+    return [
+        Markup('<text class="title" x="{}" y="{}">{}</text>').format(x, y + 14, name),
+        Markup('<text class="small" x="{}" y="{}">{}</text>').format(x, y + 28, words),
+    ]
+
+
+def table_cell(x: float, y: float, cell: tuple[float, float, float] | None, tip: str) -> list[Markup]:
+    """A share as a number and a bar, with its interval as a line."""
+    if cell is None:
+        return [Markup('<text class="small" x="{}" y="{}">no score</text>').format(x, y + 14)]
+    mean, low, high = cell
+    ends = f"{x + BAR * low:.1f},{y + 23} {x + BAR * high:.1f},{y + 23}"
+    return [
+        Markup('<text class="label" x="{}" y="{}">{}</text>').format(x, y + 14, share(mean)),
+        bar("silent", x, y + 19, BAR, 8, f"{tip}{share(mean)} ({share(low)} – {share(high)})"),
+        bar("s0", x, y + 19, BAR * mean, 8, f"{tip}{share(mean)}"),
+        Markup('<polyline class="interval" points="{}"/>').format(ends),
+    ]
+
+
 def bar(style: str, x: float, y: float, width: float, height: float, tip: str) -> Markup:
     shape = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     return Markup('<rect class="{}" {}><title>{}</title></rect>').format(style, Markup(shape), tip)
@@ -228,14 +266,14 @@ def frame_of(
     return Frame(canvas, x_low, x_high, y_low, y_high)
 
 
-def grid(frame: Frame, form: Form, axis: str = "", names: Mapping[float, str] | None = None) -> Markup:
-    """Lines and numbers of both axes, and the name of the horizontal one, or the names of its places."""
+def grid(frame: Frame, form: Form, axis: str = "") -> Markup:
+    """Lines and numbers of both axes, and the name of the horizontal one."""
     canvas = frame.canvas
     lines = [rule(frame, frame.y(tick), form(tick)) for tick in ticks(frame.y_low, frame.y_high, canvas.ticks)]
     below = canvas.height - canvas.bottom + 18
-    said = names or {tick: number(tick) for tick in ticks(frame.x_low, frame.x_high, canvas.ticks, whole=True)}
     places = [
-        Markup('<text x="{:.1f}" y="{}">{}</text>').format(frame.x(place), below, name) for place, name in said.items()
+        Markup('<text x="{:.1f}" y="{}">{}</text>').format(frame.x(tick), below, number(tick))
+        for tick in ticks(frame.x_low, frame.x_high, canvas.ticks, whole=True)
     ]
     if axis:
         middle = (LEFT + canvas.width - RIGHT) / 2

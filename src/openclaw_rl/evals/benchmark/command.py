@@ -5,9 +5,11 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
@@ -19,15 +21,17 @@ from openclaw_rl.evals.benchmark.results import (
     results_table,
     write_results,
 )
-from openclaw_rl.evals.benchmark.run import BenchmarkPlan, Part, ResultLog, head_of, measure_all
+from openclaw_rl.evals.benchmark.run import BenchmarkPlan, Part, ResultLog, head_of, items_left, measure_all
 from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.wishes.suite import raising_first
-from openclaw_rl.lab.commands import new_folder, stoppable
+from openclaw_rl.lab.commands import new_folder, progress_bar, stoppable
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/benchmark")
+#: Items that are measured at the same time.
+AT_ONCE = 4
 #: A seed that is chosen for a run lies below this.
 SEEDS = 1_000_000
 
@@ -44,15 +48,16 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
         player = Chat(options.user_base_url, model=options.user_model, key=os.environ.get(USER_KEY, ""))
     teaching = {"player": player, "feedback": options.feedback}
     first = kept_seed(out) if seed is None else seed
+    at_once = options.at_once or usual_at_once(options.baselines)
     parts: list[Part] = []
     for number in range(first, first + options.seeds):
-        plan = BenchmarkPlan(tracks, number, options.quick, options.at_once)
+        plan = BenchmarkPlan(tracks, number, options.quick)
         for system in systems(machine, options, out, number, teaching):
             parts.append((system, plan, ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))))
     console.print(f"Seed {first}. If it is stopped, the same command with --out {out} goes on.", soft_wrap=True)
     try:
         with stoppable(console), raising_first():
-            asyncio.run(measured(parts, options.at_once, player, lambda line: console.print(line, markup=False)))
+            asyncio.run(measured(parts, at_once, player, console))
     finally:
         # Also after an error or Ctrl-C: what is done is worth showing.
         if results := [one for one in load_results(out) if one.lines]:
@@ -63,9 +68,22 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     return 0
 
 
-async def measured(parts: Sequence[Part], at_once: int, player: Chat | None, say: Callable[[str], None]) -> None:
-    async with player or contextlib.nullcontext():
-        await measure_all(parts, at_once, say)
+async def measured(parts: Sequence[Part], at_once: int, player: Chat | None, console: Console) -> None:
+    with progress_bar(console) as bar:
+        shown = bar.add_task("items", total=items_left(parts), note="")
+
+        def say(line: str) -> None:
+            bar.advance(shown)
+            console.print(line, markup=False, soft_wrap=True)
+
+        async with player or contextlib.nullcontext():
+            await measure_all(parts, at_once, say)
+
+
+def usual_at_once(baselines: str) -> int:
+    """A server that trains needs the machine for itself. Any other answers several people at once."""
+    trains = [name for name, kind in BASELINES.items() if kind.trains]
+    return 1 if baselines == "all" or set(trains) & set(baselines.split(",")) else AT_ONCE
 
 
 def kept_seed(out: Path) -> int:

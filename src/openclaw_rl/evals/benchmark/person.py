@@ -64,6 +64,8 @@ class OrdinaryChat(Chat):
         self.log: list[dict[str, Any]] = []
         self.said: set[str] = set()
         """The sentences of the person, in plain words."""
+        self.longest = MAX_TOKENS
+        """No answer may have more tokens."""
 
     async def ask(
         self,
@@ -80,7 +82,11 @@ class OrdinaryChat(Chat):
     ) -> Reply:
         """`session`, `keep` and `notes` are this package's own, and not sent."""
         sent = self.prepared(messages)
-        settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        settings: dict[str, Any] = {
+            "max_tokens": min(max_tokens, self.longest),
+            "temperature": temperature,
+            "seed": seed,
+        }
         asked = time.monotonic()
         try:
             reply = await super().ask(sent, tools=tools, headers=headers, **settings)

@@ -12,19 +12,27 @@ from rich.table import Table
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.benchmark.run import FORMAT
+from openclaw_rl.evals.benchmark.systems import BASELINES
 from openclaw_rl.evals.benchmark.tracks import TRACKS
-from openclaw_rl.lab.charts import COLOURS, Chart, Series, chart_file, line_chart
-from openclaw_rl.lab.charts import share as percent
+from openclaw_rl.lab.charts import Chart, bar_table, chart_file
 from openclaw_rl.lab.commands import write_text
 from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion_of_trials
 from openclaw_rl.lab.tasks import read_json_lines
 
 TEMPLATE = "evals/benchmark/benchmark.html.j2"
-HEADING = "Does it learn from being used? (95 % intervals)"
-#: The colours of systems: one for each baseline.
-STYLES = (*(f"s{number}" for number in range(COLOURS)), "neutral", "bad")
-#: How far the points of systems are apart, where they share a track.
-_SPREAD = 0.6
+HEADING = "Does it learn from being used?"
+SUBHEADING = "Share of cases that passed; the thin line is the 95 % interval"
+#: What a high score in a track says.
+IN_WORDS = {
+    "wishes": "keeps a wish",
+    "people": "pleases people",
+    "sense": "stays sensible",
+    "many": "keeps them all",
+    "change-of-mind": "drops a wish",
+    "two-people": "keeps two apart",
+    "forget": "forgets if asked",
+    "tools": "learns tools",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ def by_system(results: Sequence[SystemResults]) -> dict[str, list[SystemResults]
     found = defaultdict(list)
     for one in results:
         found[one.system].append(one)
-    return dict(found)
+    return {name: found[name] for name in (*BASELINES, *found) if name in found}
 
 
 def scores(results: Sequence[SystemResults]) -> dict[str, TrackScore]:
@@ -149,17 +157,13 @@ def markdown(results: Sequence[SystemResults]) -> str:
 
 def chart(results: Sequence[SystemResults]) -> Chart:
     """The score of each system in each track, with its interval."""
-    systems = by_system(results)
-    tracks = [track for track in TRACKS if any(track in scores(own) for own in systems.values())]
-    series = []
-    for number, (system, own) in enumerate(systems.items()):
-        shift = _SPREAD * ((number + 1) / (len(systems) + 1) - 0.5)
-        found = [(tracks.index(track) + shift, one.score) for track, one in scores(own).items() if one.score]
-        points = [(place, score.mean) for place, score in found]
-        band = [(place, score.low, score.high) for place, score in found]
-        series.append(Series(system, points, STYLES[number % len(STYLES)], band, "points"))
-    names = {float(place): track for place, track in enumerate(tracks)}
-    return line_chart("Score by track", series, unit="track", names=names, lowest=0, highest=1, form=percent)
+    asked = {line["track"] for one in results for line in one.lines}
+    rows = {}
+    for system, own in by_system(results).items():
+        about = str(own[0].head.get("about") or own[0].head["url"])
+        found = {track: one.score for track, one in scores(own).items() if one.score}
+        rows[system, about] = {track: (score.mean, score.low, score.high) for track, score in found.items()}
+    return bar_table(SUBHEADING, {track: IN_WORDS.get(track, "") for track in TRACKS if track in asked}, rows)
 
 
 def write_results(results: Sequence[SystemResults], out: Path) -> None:

@@ -15,7 +15,7 @@ from openclaw_rl.client import ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.benchmark.person import OrdinaryChat
 from openclaw_rl.evals.benchmark.systems import NotOffered, System
-from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Scored, TrackItem
+from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Scored, Size, TrackItem
 from openclaw_rl.evals.demo import commit
 from openclaw_rl.evals.scores import run_concurrently
 from openclaw_rl.lab.statistics import Marks, proportion_of_trials
@@ -36,11 +36,15 @@ class BenchmarkPlan:
     quick: bool
     at_once: int = 1
 
+    @property
+    def size(self) -> Size:
+        return QUICK if self.quick else FULL
+
     def items(self) -> list[tuple[int, TrackItem]]:
         """The items of the chosen tracks, each with the number of its first person among those of all tracks."""
         first, chosen = 0, []
         for track, make in TRACKS.items():
-            for item in make(QUICK if self.quick else FULL, self.seed):
+            for item in make(self.size, self.seed):
                 if track in self.tracks:
                     chosen.append((first, item))
                 first += item.people
@@ -87,39 +91,57 @@ def head_of(system: System, plan: BenchmarkPlan) -> dict[str, Any]:
     }
 
 
-async def measure(system: System, plan: BenchmarkPlan, log: ResultLog, say: Callable[[str], None]) -> None:
+class Pace:
+    """How many items of a run are done, and how long the others may take."""
+
+    def __init__(self, items: int) -> None:
+        self.items, self.done, self._began = items, 0, time.monotonic()
+
+    def after_one(self) -> str:
+        self.done += 1
+        minutes = (time.monotonic() - self._began) / self.done * (self.items - self.done) / 60
+        left = f", about {minutes:.0f} min left" if self.done < self.items else ""
+        return f"{self.done} of {self.items} items{left}"
+
+
+def undone(plan: BenchmarkPlan, log: ResultLog) -> list[tuple[int, TrackItem]]:
+    return [(first, item) for first, item in plan.items() if item.key not in log.done]
+
+
+async def measure(system: System, plan: BenchmarkPlan, log: ResultLog, pace: Pace, say: Callable[[str], None]) -> None:
     """Measure what is not done yet. Raises ServerError, ServerFailed, or a group of them."""
-    items = plan.items()
-    left = [(first, item) for first, item in items if item.key not in log.done]
+    left = undone(plan, log)
     if not left:
         return
-    people = max(first + item.people for first, item in items)
+    people = max(first + item.people for first, item in left)
 
     async def work(_: int) -> None:
         # Taken from what is left, so that no item begins after another has failed.
         while left:
             first, item = left.pop(0)
             times = log.begin(item)
-            line = await measured(system, first, item)
+            line = await measured(system, first, item, plan.size.longest)
             log.write({"track": item.track, "item": item.name, **line, "begun_times": times})
-            score = line["score"]
-            shown = f"{score['mean']:.2f} ({score['low']:.2f}–{score['high']:.2f})" if score else line["reason"]
-            say(f"{system.name}, seed {plan.seed}: {item.track}, {item.name}: {shown} in {line['seconds']:.0f} s")
+            told = f"{system.name}, seed {plan.seed}: {item.track}, {item.name}: {in_words(line)}"
+            say(f"{told} ({pace.after_one()})")
 
     workers = 1 if system.one_at_a_time else plan.at_once
     async with system.started(people):
         await run_concurrently(range(workers), work, workers)
 
 
-async def measured(system: System, first: int, item: TrackItem) -> dict[str, Any]:
+async def measured(system: System, first: int, item: TrackItem, longest: int) -> dict[str, Any]:
     """What an item has shown, or why it cannot be scored. Raises ServerError if the endpoint is gone."""
     began = time.monotonic()
     people: Sequence[OrdinaryChat] = ()
-    scored, reason = None, ""
+    scored, steps, reason = None, None, ""
     try:
         async with system.venue(f"{item.track}-{item.name}".replace(" ", "-"), first, item.people) as venue:
             people = venue.people
+            for chat in people:
+                chat.longest = longest
             scored = await item.run(venue)
+            steps = await venue.steps()
     except NotOffered as error:
         reason = str(error)
     except ServerError as error:
@@ -131,10 +153,19 @@ async def measured(system: System, first: int, item: TrackItem) -> dict[str, Any
     return {
         **shown(scored),
         "reason": reason,
+        "steps": steps,
         "seconds": round(time.monotonic() - began, 1),
         "cost": {**cost, "estimated": any(one["estimated"] for one in costs)},
         "log": [chat.log for chat in people],
     }
+
+
+def in_words(line: Mapping[str, Any]) -> str:
+    score, steps = line["score"], line["steps"]
+    if not score:
+        return str(line["reason"]).rstrip(".")
+    trained = f", {steps} training step{'' if steps == 1 else 's'}" if steps is not None else ""
+    return f"{score['mean']:.2f} ({score['low']:.2f}–{score['high']:.2f}) in {line['seconds']:.0f} s{trained}"
 
 
 def shown(scored: Scored | None) -> dict[str, Any]:
@@ -158,12 +189,17 @@ def share(marks: Marks) -> dict[str, Any] | None:
 Part = tuple[System, BenchmarkPlan, ResultLog]
 
 
+def items_left(parts: Sequence[Part]) -> int:
+    return sum(len(undone(plan, log)) for _, plan, log in parts)
+
+
 async def measure_all(parts: Sequence[Part], at_once: int, say: Callable[[str], None]) -> None:
     """Measure several systems and seeds, so that about `at_once` items are measured at a time."""
     slots = max(1, min(at_once, len(parts)))
+    pace = Pace(items_left(parts))
 
     async def one(part: Part) -> None:
         system, plan, log = part
-        await measure(system, replace(plan, at_once=-(-at_once // slots)), log, say)
+        await measure(system, replace(plan, at_once=-(-at_once // slots)), log, pace, say)
 
     await run_concurrently(parts, one, slots)

@@ -6,11 +6,12 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from openclaw_rl.aio import start_process
-from openclaw_rl.client import ApiClient
+from openclaw_rl.client import ApiClient, probe
 from openclaw_rl.config.general import PERSONAL, TEAM
 from openclaw_rl.evals.arguments import Machine
 from openclaw_rl.evals.benchmark.person import OrdinaryChat, PastingChat
@@ -18,13 +19,21 @@ from openclaw_rl.evals.chat import TIMEOUT_SECONDS
 from openclaw_rl.evals.trial import is_learning
 from openclaw_rl.evals.wishes.measurement import JUDGE_SECONDS, practised
 from openclaw_rl.http_client import url_without_account
-from openclaw_rl.lab.server import LOG, RunningServer, ServerFailed, is_judging, run_server, wait_while
+from openclaw_rl.lab.server import (
+    LOG,
+    MAX_STATE_SECONDS,
+    RunningServer,
+    ServerFailed,
+    is_judging,
+    run_server,
+    wait_while,
+)
 
 #: How long a server of this package may take to learn from what was said, and to practise it.
 LEARN_SECONDS, PRACTICE_SECONDS = 300.0, 900.0
 #: The header with which a server of this package answers without what it was told.
 WITHOUT_NOTES = {"X-Notes": "off"}
-#: The owner whose key only looks at a server's state.
+#: The owner who operates a server that several people use.
 WATCHER = "watcher"
 
 
@@ -41,6 +50,8 @@ class Venue:
     """Waits until the endpoint has read the last session, and has made the training steps that follow from it."""
     learn: Callable[[], Awaitable[None]]
     """Lets it do what it does when nobody talks to it for long."""
+    steps: Callable[[], Awaitable[int | None]]
+    """How many training steps the first person's answers come from; None if the endpoint does not say."""
     teaching: dict[str, Any] = field(default_factory=dict)
     """Further settings of every `Teaching`."""
     bare_headers: Mapping[str, str] | None = None
@@ -77,11 +88,19 @@ async def nothing() -> None:
     """Where there is nothing to wait for."""
 
 
-async def has_settled(url: str, key: str) -> bool:
-    """Wait until a server of this package has read what was said and learned from it; whether it is one."""
-    if not await wait_while(is_judging, url, key, JUDGE_SECONDS):
-        return False
-    return await wait_while(is_learning, url, key, LEARN_SECONDS)
+async def have_settled(url: str, keys: Sequence[str]) -> bool:
+    """Wait until a server of this package has read what people said and learned from it; whether it is one."""
+    for key in keys:
+        if not await wait_while(is_judging, url, key, JUDGE_SECONDS):
+            return False
+        await wait_while(is_learning, url, key, LEARN_SECONDS)
+    return True
+
+
+async def steps_of(url: str, key: str) -> int | None:
+    """The training steps in the policy of a key's owner, if a server of this package says so."""
+    made = (await probe(url, key, MAX_STATE_SECONDS)).get("policy_version")
+    return made if isinstance(made, int) else None
 
 
 @dataclass(slots=True)
@@ -141,13 +160,15 @@ class EndpointSystem:
                 chat.said = self._said.setdefault(person if self.by_user else (person[0], ""), set())
 
             async def settle() -> None:
-                if not await has_settled(chats[0].url, keys[0]):
+                if not await have_settled(chats[0].url, keys):
                     await asyncio.sleep(self.pause)
 
             async def forget(number: int) -> None:
                 await delete(self.forget_url.replace("{user}", users[number]), keys[number])
 
-            yield Venue(chats, settle, nothing, self.teaching, self.bare_headers, forget if self.forget_url else None)
+            steps = partial(steps_of, chats[0].url, keys[0])
+            forgets = forget if self.forget_url else None
+            yield Venue(chats, settle, nothing, steps, self.teaching, self.bare_headers, forgets)
 
 
 async def delete(url: str, key: str) -> None:
@@ -175,15 +196,17 @@ class BaselineKind:
 
 _BARE = ("--no-capture", "--no-notes", "--max-steps", "0")
 _PRESET = ("--preset", PERSONAL)
+#: Items have few sessions, so a step is made for every second judged turn. The preset waits for eight that differ.
+_TRAINING = (*_PRESET, "--no-notes", "--batch-size", "2", "--baseline", "none", "--method")
 BASELINES = {
     "bare": BaselineKind("the model alone", _BARE, forgets=False),
-    "history": BaselineKind("the model with all that was said before in its prompt", _BARE, chat=PastingChat),
+    "history": BaselineKind("all that was said before in its prompt", _BARE, chat=PastingChat),
     "notes": BaselineKind("notes and examples, without training", (*_PRESET, "--max-steps", "0"), notes=True),
     "preset": BaselineKind("what make run has", _PRESET, trains=True, notes=True),
     "team": BaselineKind("a policy for each person", ("--preset", TEAM), trains=True, notes=True),
     "practice": BaselineKind("what make run has, practised at once", _PRESET, trains=True, practises=True, notes=True),
-    "combine": BaselineKind("training alone", (*_PRESET, "--method", "combine", "--no-notes"), trains=True),
-    "topk-select": BaselineKind("training alone", (*_PRESET, "--method", "topk-select", "--no-notes"), trains=True),
+    "combine": BaselineKind("training alone: scores and hints", (*_TRAINING, "combine"), trains=True),
+    "topk-select": BaselineKind("training alone: top-k selection", (*_TRAINING, "topk-select"), trains=True),
 }
 #: Options of every server that is started.
 SERVER_FLAGS = ("--proxy-host", "127.0.0.1", "--kv-cache-gib", "1")
@@ -221,12 +244,13 @@ class BaselineSystem:
     async def _server(self, name: str, people: int) -> AsyncIterator[tuple[RunningServer, list[str]]]:
         """A new server and the keys of its people: one from before a run was stopped knows half of an item already."""
         run_dir = self._folder / f"{name}-{secrets.token_hex(3)}"
-        keys = [secrets.token_hex(16) for _ in range(people)]
-        names = [WATCHER, *map(person_name, range(people))]
-        watcher = secrets.token_hex(16)
-        given = ",".join(f"{name}={key}" for name, key in zip(names, [watcher, *keys], strict=True))
-        async with run_server(run_dir, *self._flags, "--api-key", given, key=watcher) as server:
-            yield server, keys
+        # Whoever has the first key operates the server and sees all policies. Where one person shares the only policy
+        # with nobody, there must be no second owner: it is trained on what all have in common.
+        watched = people > 1 or TEAM in self._baseline.flags
+        keys = {name: secrets.token_hex(16) for name in [WATCHER] * watched + [*map(person_name, range(people))]}
+        given = ",".join(f"{name}={key}" for name, key in keys.items())
+        async with run_server(run_dir, *self._flags, "--api-key", given) as server:
+            yield server, [key for name, key in keys.items() if name != WATCHER]
 
     @contextlib.asynccontextmanager
     async def venue(self, item: str, first: int, people: int) -> AsyncIterator[Venue]:
@@ -236,13 +260,14 @@ class BaselineSystem:
             else:
                 server, keys = await stack.enter_async_context(self._server(item, people))
                 first = 0
+            own = keys[first : first + people]
             chats = [
                 await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire, local=True))
-                for key in keys[first : first + people]
+                for key in own
             ]
 
             async def settle() -> None:
-                await has_settled(server.url, server.key)
+                await have_settled(server.url, own)
 
             async def learn() -> None:
                 if self._baseline.practises:
@@ -252,11 +277,12 @@ class BaselineSystem:
             async def forget(number: int) -> None:
                 await chats[number].forget()
                 if self._baseline.chat is OrdinaryChat:
-                    await forget_person(server, person_name(first + number), keys[first + number])
+                    await forget_person(server, person_name(first + number), own[number])
 
             bare = WITHOUT_NOTES if self._baseline.notes else None
             waits = settle if self._baseline.flags != _BARE else nothing
-            yield Venue(chats, waits, learn, self._teaching, bare, forget if self._baseline.forgets else None)
+            forgets = forget if self._baseline.forgets else None
+            yield Venue(chats, waits, learn, partial(steps_of, server.url, own[0]), self._teaching, bare, forgets)
 
 
 def person_name(number: int) -> str:

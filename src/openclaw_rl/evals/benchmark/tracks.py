@@ -7,10 +7,11 @@ track is made so that an endpoint that always keeps what was asked for scores 1,
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from random import Random
 from typing import Any
 
+from openclaw_rl.client import ServerError
 from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.toolcall.environment import ToolCallEnvironment
 from openclaw_rl.evals import coding, tool_use
@@ -57,10 +58,26 @@ class Size:
     rounds: int
     tasks: int
     """Of tool calls, in each round and each examination."""
+    alone: Sequence[str] = PEOPLE
+    """The people who also come alone."""
+    longest: int = 512
+    """The most tokens of an answer, whatever else is asked for."""
 
 
-FULL = Size(public=6, drawn=6, questions=20, sessions=8, most_sessions=20, many=10, cases=16, rounds=4, tasks=24)
-QUICK = Size(public=1, drawn=1, questions=6, sessions=4, most_sessions=4, many=4, cases=3, rounds=2, tasks=5)
+FULL = Size(public=5, drawn=5, questions=16, sessions=8, most_sessions=12, many=10, cases=12, rounds=3, tasks=16)
+QUICK = Size(
+    public=1,
+    drawn=1,
+    questions=5,
+    sessions=4,
+    most_sessions=4,
+    many=3,
+    cases=2,
+    rounds=1,
+    tasks=4,
+    alone=PEOPLE[:1],
+    longest=80,
+)
 
 
 @dataclass(slots=True)
@@ -154,7 +171,7 @@ def numbered(passes: Sequence[bool]) -> MarkList:
 
 
 def people_items(size: Size, seed: int) -> list[TrackItem]:
-    alone = [TrackItem("people", name, partial(satisfies, (name,), size, seed)) for name in PEOPLE]
+    alone = [TrackItem("people", name, partial(satisfies, (name,), size, seed)) for name in size.alone]
     return [*alone, TrackItem("people", TOGETHER, partial(satisfies, PEOPLE, size, seed))]
 
 
@@ -184,22 +201,29 @@ async def satisfies(names: Sequence[str], size: Size, seed: int, venue: Venue) -
 
 
 def sense_items(size: Size, seed: int) -> list[TrackItem]:
-    asks = {"plain": plain_marks, "coding": code_marks, "tool-use": tool_marks}
-    return [TrackItem("sense", name, partial(keeps_sense, ask, size, seed)) for name, ask in asks.items()]
+    return [TrackItem("sense", "after a wish", partial(keeps_sense, size, seed))]
 
 
-MarksOf = Callable[[OrdinaryChat, Size, int], Awaitable[MarkList]]
-
-
-async def keeps_sense(ask: MarksOf, size: Size, seed: int, venue: Venue) -> Scored:
+async def keeps_sense(size: Size, seed: int, venue: Venue) -> Scored:
     """The same cases before and after somebody has taught a wish that none of them is about."""
     (chat,) = venue.people
     wish = draw(Random(f"benchmark sense {seed}"), ["begins"]).wish
     lesson = Teaching.of(chat, wish, seed, **venue.teaching)
-    before = await ask(chat, size, seed)
+    asks = {"plain": plain_marks, "coding": code_marks, "tool use": tool_marks}
+    before: dict[str, MarkList] = {}
+    refused = {}
+    for name, ask in asks.items():
+        try:
+            before[name] = await ask(chat, size, seed)
+        except ServerError as error:
+            if not error.is_refusal:
+                raise
+            refused[name] = str(error)
     await teach(venue, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
     await venue.learn()
-    return Scored(await ask(chat, size, seed), {"before": before}, None)
+    after = {name: await asks[name](chat, size, seed) for name in before}
+    parts = {"before": list(chain(*before.values())), **after}
+    return Scored(list(chain(*after.values())), parts, facts={"refused": refused})
 
 
 async def plain_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
