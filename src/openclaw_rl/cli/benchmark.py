@@ -10,10 +10,21 @@ from openclaw_rl.evals.arguments import MODEL_OPTIONS, USER_KEY
 
 DOC = "measure whether any OpenAI-compatible endpoint learns from being used, or compare two such results"
 COMPARE = "compare"
+EXAMPLES = """\
+examples:
+  see what the benchmark does, in a few minutes, with the embedded model alone and with notes:
+    openclaw-rl benchmark --baseline bare,notes --quick
+  your endpoint, where two keys are two people, against the results of the bare model on the same questions:
+    openclaw-rl benchmark --url http://host:8000 --model NAME --key ADA --key BOB --seed 7 --out runs/mine
+    openclaw-rl benchmark --baseline bare --seed 7 --out runs/bare
+    openclaw-rl benchmark compare runs/bare runs/mine
+  go on with a run that was stopped: the same command with the --out that it printed
+"""
 
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "benchmark", DOC, run, MODEL_OPTIONS, {"seed": "one that nobody knew before"})
+    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--url", default="", help="the endpoint to measure, with or without /v1")
     # `dest` is not `baseline`, because that is an option of the server.
     parser.add_argument(
@@ -33,8 +44,15 @@ def add(commands: Any) -> None:
     parser.add_argument("--model", default="", help="the name of the model to ask for")
     parser.add_argument("--wire", choices=("chat", "responses"), default="chat", help="how to ask (default: chat)")
     parser.add_argument("--name", default="endpoint", help="what results call the endpoint (default: endpoint)")
-    parser.add_argument("--track", default="", metavar="NAMES", help="only some tracks, separated by commas")
-    parser.add_argument("--quick", action="store_true", help="ask less: at most ten minutes on two cores")
+    parser.add_argument(
+        "--track",
+        default="",
+        metavar="NAMES",
+        help="only some of wishes, people, sense, many, change-of-mind, two-people, forget, tools",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="ask about a tenth: minutes in place of an hour on two cores"
+    )
     parser.add_argument("--seeds", type=positive, default=1, help="measure with so many seeds (default: 1)")
     parser.add_argument(
         "--at-once", type=positive, help="items measured at the same time (default: 4; 1 with baselines that train)"

@@ -195,7 +195,7 @@ def bar_chart(title: str, layers: Sequence[Series], *, summary: str, whole: floa
 def bar_table(
     title: str, columns: Mapping[str, str], rows: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float]]]
 ) -> Chart:
-    """A bar from 0 to 1 and its interval (mean, low, high) for each row and column, which have a name and a few words."""
+    """A bar from 0 to 1 and its interval (mean, low, high) for each row and column. Each has a name and a few words."""
     canvas = Canvas(NAMES + CELL * len(columns), ROW * (len(rows) + 1), 0, 0)
     parts = []
     for place, (name, words) in enumerate(columns.items()):

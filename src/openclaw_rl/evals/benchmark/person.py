@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from openclaw_rl.client import ServerError
-from openclaw_rl.evals.chat import MAX_TOKENS, Chat, Message, Reply, Tool
+from openclaw_rl.evals.chat import MAX_TOKENS, Chat, Message, Reply
 from openclaw_rl.evals.conversation import EvalQuestion, ModelUser, Reaction, ScriptedUser, User, hold
 from openclaw_rl.evals.examination import MAX_CONCURRENT_QUESTIONS, ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import Persona
@@ -18,6 +18,8 @@ from openclaw_rl.sense import words_of
 
 #: Of every answer.
 TEMPERATURE = 0.7
+#: Settings of `Chat.ask` that only this package's servers know.
+OWN_SETTINGS = ("session", "keep", "notes")
 #: How often a person says which answer was wanted. After that they only complain.
 SHOWN = 2
 _WANTED = " It should say: "
@@ -67,34 +69,18 @@ class OrdinaryChat(Chat):
         self.longest = MAX_TOKENS
         """No answer may have more tokens."""
 
-    async def ask(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        max_tokens: int = MAX_TOKENS,
-        temperature: float | None = None,
-        seed: int | None = None,
-        session: str | None = None,
-        keep: bool = True,
-        notes: bool = True,
-        headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        """`session`, `keep` and `notes` are this package's own, and not sent."""
+    async def ask(self, messages: Sequence[Message], **settings: Any) -> Reply:
         sent = self.prepared(messages)
-        settings: dict[str, Any] = {
-            "max_tokens": min(max_tokens, self.longest),
-            "temperature": temperature,
-            "seed": seed,
-        }
+        given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
+        given["max_tokens"] = min(settings.get("max_tokens", MAX_TOKENS), self.longest)
         asked = time.monotonic()
         try:
-            reply = await super().ask(sent, tools=tools, headers=headers, **settings)
+            reply = await super().ask(sent, **given)
         except ServerError as error:
             if not error.is_too_long or sent is messages:
                 raise
             self.shorten()
-            return await self.ask(messages, tools=tools, headers=headers, **settings)
+            return await self.ask(messages, **settings)
         prompt, answer = reply.tokens or (sum(map(_estimated, sent)), estimate_tokens(reply.text))
         cost = self.cost
         cost.requests += 1
@@ -107,7 +93,7 @@ class OrdinaryChat(Chat):
                 "said": messages[-1].get("content"),
                 "answer": reply.text,
                 **({"calls": [asdict(call) for call in reply.tool_calls]} if reply.tool_calls else {}),
-                "seed": seed,
+                "seed": settings.get("seed"),
                 "tokens": [prompt, answer],
                 "seconds": round(time.monotonic() - asked, 2),
             }

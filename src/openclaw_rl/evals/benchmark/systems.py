@@ -29,8 +29,8 @@ from openclaw_rl.lab.server import (
     wait_while,
 )
 
-#: How long a server of this package may take to learn from what was said, and to practise it.
-LEARN_SECONDS, PRACTICE_SECONDS = 300.0, 900.0
+#: How long a server of this package may take to learn from what was said.
+LEARN_SECONDS = 300.0
 #: The header with which a server of this package answers without what it was told.
 WITHOUT_NOTES = {"X-Notes": "off"}
 #: The owner who operates a server that several people use.
@@ -48,8 +48,8 @@ class Venue:
     people: Sequence[OrdinaryChat]
     settle: Callable[[], Awaitable[None]]
     """Waits until the endpoint has read the last session, and has made the training steps that follow from it."""
-    learn: Callable[[], Awaitable[None]]
-    """Lets it do what it does when nobody talks to it for long."""
+    learn: Callable[[float], Awaitable[None]]
+    """Lets it do what it does when nobody talks to it for at most so many seconds."""
     steps: Callable[[], Awaitable[int | None]]
     """How many training steps the first person's answers come from; None if the endpoint does not say."""
     teaching: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class System(Protocol):
         ...
 
 
-async def nothing() -> None:
+async def nothing(_seconds: float = 0.0) -> None:
     """Where there is nothing to wait for."""
 
 
@@ -269,10 +269,9 @@ class BaselineSystem:
             async def settle() -> None:
                 await have_settled(server.url, own)
 
-            async def learn() -> None:
-                if self._baseline.practises:
-                    async for _ in practised(server.run_dir, PRACTICE_SECONDS):
-                        pass
+            async def practise(seconds: float) -> None:
+                async for _ in practised(server.run_dir, seconds):
+                    pass
 
             async def forget(number: int) -> None:
                 await chats[number].forget()
@@ -281,6 +280,7 @@ class BaselineSystem:
 
             bare = WITHOUT_NOTES if self._baseline.notes else None
             waits = settle if self._baseline.flags != _BARE else nothing
+            learn = practise if self._baseline.practises else nothing
             forgets = forget if self._baseline.forgets else None
             yield Venue(chats, waits, learn, partial(steps_of, server.url, own[0]), self._teaching, bare, forgets)
 

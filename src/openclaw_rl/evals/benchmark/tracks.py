@@ -62,6 +62,8 @@ class Size:
     """The people who also come alone."""
     longest: int = 512
     """The most tokens of an answer, whatever else is asked for."""
+    quiet_seconds: float = 900.0
+    """How long nobody talks to an endpoint that learns on its own meanwhile."""
 
 
 FULL = Size(public=5, drawn=5, questions=16, sessions=8, most_sessions=12, many=10, cases=12, rounds=3, tasks=16)
@@ -77,6 +79,7 @@ QUICK = Size(
     tasks=4,
     alone=PEOPLE[:1],
     longest=80,
+    quiet_seconds=90.0,
 )
 
 
@@ -138,7 +141,7 @@ async def keeps_wish(wish: EvalWish, size: Size, seed: int, venue: Venue) -> Sco
     lesson = Teaching.of(chat, wish, seed, **venue.teaching)
     before, prompts = await examined(wish, size, seed, lesson)
     await teach(venue, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
-    await venue.learn()
+    await venue.learn(size.quiet_seconds)
     after, longer = await examined(wish, size, seed, lesson)
     carried = [longer[text] - prompts[text] for text in prompts if text in longer]
     parts = {"before": before, "from the second session": numbered(lesson.first_replies)[1:]}
@@ -220,7 +223,7 @@ async def keeps_sense(size: Size, seed: int, venue: Venue) -> Scored:
                 raise
             refused[name] = str(error)
     await teach(venue, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
-    await venue.learn()
+    await venue.learn(size.quiet_seconds)
     after = {name: await asks[name](chat, size, seed) for name in before}
     parts = {"before": list(chain(*before.values())), **after}
     return Scored(list(chain(*after.values())), parts, facts={"refused": refused})
@@ -279,7 +282,7 @@ async def keeps_many(size: Size, seed: int, venue: Venue) -> Scored:
     for number, one in enumerate(drawn):
         lesson = Teaching.of(chat, one.wish, seed + number, **venue.teaching)
         await teach(venue, lesson, cycled(asked, number * size.sessions // 2, size.sessions // 2))
-    await venue.learn()
+    await venue.learn(size.quiet_seconds)
     answers = await questioned(chat, drawn[0].wish.persona, held_out(seed, size.questions), seed)
     kept = {
         one.wish.name: [(a, not one.wish.persona.failed(a.answer) and not a.faults) for a in answers] for one in drawn
@@ -302,7 +305,7 @@ async def taught(venue: Venue, drawn: DrawnWish, size: Size, seed: int) -> tuple
     """Somebody who has taught a wish, and the answers to held-out questions after it."""
     lesson = Teaching.of(venue.people[0], drawn.wish, seed, **venue.teaching)
     await teach(venue, lesson, cycled(drawn.wish.questions("train", seed), 0, size.sessions))
-    await venue.learn()
+    await venue.learn(size.quiet_seconds)
     asked = held_out(seed, size.questions)
     return lesson, await questioned(lesson.chat, lesson.persona, asked, seed)
 
@@ -317,7 +320,7 @@ async def follows_change(drawn: DrawnWish, size: Size, seed: int, venue: Venue) 
     back = Teaching.of(lesson.chat, drawn.back, seed + 1, **venue.teaching)
     asked = drawn.back.questions("train", seed)
     await teach(venue, back, cycled(asked, size.sessions, size.sessions))
-    await venue.learn()
+    await venue.learn(size.quiet_seconds)
     now = await questioned(back.chat, back.persona, held_out(seed, size.questions), seed)
     kept, dropped = marks_of(then), marks_of(now)
     return Scored(both(kept, dropped), {"kept": kept, "without it afterwards": dropped}, back.held)
@@ -338,7 +341,7 @@ async def keeps_apart(size: Size, seed: int, venue: Venue) -> Scored:
     for question in cycled(questions(split="train", seed=seed), 0, size.sessions):
         for lesson in lessons:
             await teach(venue, lesson, [question])
-    await venue.learn()
+    await venue.learn(size.quiet_seconds)
     marks, leaked = [], []
     for lesson, other in zip(lessons, reversed(wishes), strict=True):
         answers = await questioned(lesson.chat, lesson.persona, held_out(seed, size.questions), seed)
@@ -382,7 +385,7 @@ async def improves_calls(size: Size, seed: int, venue: Venue) -> Scored:
     for number in range(1, size.rounds + 1):
         await attempts(chat, environment, list(islice(train, size.tasks)), seed, reacts=True)
         await venue.settle()
-        await venue.learn()
+        await venue.learn(size.quiet_seconds)
         parts[f"after round {number}"] = await attempts(chat, environment, exam, seed)
     return Scored(parts[f"after round {size.rounds}"], parts)
 
