@@ -212,7 +212,7 @@ def test_a_line_has_all_that_a_score_needs(of_perfect: Path) -> None:
     assert {one["said"] for one in log} >= {name for name, _ in wish["marks"]}
     assert not any(word in (of_perfect / f"endpoint-{SEED}.jsonl").read_text() for word in ("sesame", "Bearer"))
     student = next(line for line in results(of_perfect) if line["item"] == "student")
-    assert (student["held"]["sessions"], student["held"]["requests"]) == (3, 3 * 3)
+    assert (student["held"]["sessions"], student["held"]["requests"]) == (3, 3 * 2)
     assert student["held"]["tokens"] > 0
 
 

@@ -35,54 +35,56 @@ def add(commands: Any) -> None:
         help="instead, start some of bare, history, notes, preset, team, practice, combine, topk-select; or all",
     )
     parser.add_argument(
-        "--key",
-        action="append",
-        default=[],
-        help="a key of the endpoint; several keys are several people (may be given several times)",
-    )
-    parser.add_argument("--by-user", action="store_true", help="tell people apart by OpenAI's field user")
-    parser.add_argument("--model", default="", help="the name of the model to ask for")
-    parser.add_argument("--wire", choices=("chat", "responses"), default="chat", help="how to ask (default: chat)")
-    parser.add_argument("--name", default="endpoint", help="what results call the endpoint (default: endpoint)")
-    parser.add_argument(
         "--track",
         default="",
         metavar="NAMES",
         help="only some of wishes, people, sense, many, change-of-mind, two-people, forget, tools",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="ask about a tenth: minutes in place of an hour on two cores"
-    )
+    parser.add_argument("--quick", action="store_true", help="ask about a tenth: minutes, not an hour, on two cores")
     parser.add_argument("--seeds", type=positive, default=1, help="measure with so many seeds (default: 1)")
     parser.add_argument(
         "--at-once", type=positive, help="items measured at the same time (default: 4; 1 with baselines that train)"
     )
     parser.add_argument("--out", type=Path, help="the folder of the results; one that has some is continued")
-    parser.add_argument(
-        "--pause", type=float, default=0.0, help="seconds to wait after each session of an endpoint (default: 0)"
-    )
-    parser.add_argument(
-        "--forget-url", default="", metavar="URL", help="where DELETE deletes all that the key's owner, or {user}, said"
-    )
-    parser.add_argument(
-        "--bare-header",
-        default="",
-        metavar="NAME: VALUE",
-        help="the header with which the endpoint answers without what it remembers",
-    )
-    parser.add_argument(
-        "--feedback", action="store_true", help="also send the wanted answer as a correction to /v1/feedback"
-    )
-    parser.add_argument(
-        "--user-base-url", default="", help=f"let the model at this address play the people (key: {USER_KEY})"
-    )
-    parser.add_argument("--user-model", default="", help="the name of that model")
+    add_endpoint_flags(parser.add_argument_group("How the endpoint is asked"))
     parser.add_argument(
         "words",
         nargs="*",
         metavar="compare A B",
         help="compare two results, each a file or a folder; options for the servers of baselines may follow --",
     )
+
+
+def add_endpoint_flags(group: Any) -> None:
+    group.add_argument("--model", default="", help="the name of the model to ask for")
+    group.add_argument("--name", default="endpoint", help="what results call the endpoint (default: endpoint)")
+    group.add_argument("--wire", choices=("chat", "responses"), default="chat", help="how to ask (default: chat)")
+    group.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        help="a key of the endpoint; several keys are several people (may be given several times)",
+    )
+    group.add_argument("--by-user", action="store_true", help="tell people apart by OpenAI's field user")
+    group.add_argument(
+        "--pause", type=float, default=0.0, help="seconds to wait after each session of an endpoint (default: 0)"
+    )
+    group.add_argument(
+        "--forget-url", default="", metavar="URL", help="where DELETE deletes all that the key's owner, or {user}, said"
+    )
+    group.add_argument(
+        "--bare-header",
+        default="",
+        metavar="NAME: VALUE",
+        help="the header with which the endpoint answers without what it remembers",
+    )
+    group.add_argument(
+        "--feedback", action="store_true", help="also send the wanted answer as a correction to /v1/feedback"
+    )
+    group.add_argument(
+        "--user-base-url", default="", help=f"let the model at this address play the people (key: {USER_KEY})"
+    )
+    group.add_argument("--user-model", default="", help="the name of that model")
 
 
 def run(options: argparse.Namespace) -> int:

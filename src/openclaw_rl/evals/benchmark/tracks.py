@@ -33,8 +33,6 @@ from openclaw_rl.lab.tasks import HELD_OUT, TRAIN
 MarkList = list[tuple[str, bool]]
 #: The people of the published protocol.
 PEOPLE = ("student", "teaching-assistant", "teacher")
-#: Answers in a session of these people.
-TURNS = 2
 TOGETHER = "together"
 MAX_TOOL_TOKENS = 96
 TOOL_TURNS = 4
@@ -60,6 +58,8 @@ class Size:
     """Of tool calls, in each round and each examination."""
     alone: Sequence[str] = PEOPLE
     """The people who also come alone."""
+    turns: int = 2
+    """Answers in a session of these people."""
     longest: int = 512
     """The most tokens of an answer, whatever else is asked for."""
     quiet_seconds: float = 900.0
@@ -70,15 +70,16 @@ FULL = Size(public=5, drawn=5, questions=16, sessions=8, most_sessions=12, many=
 QUICK = Size(
     public=1,
     drawn=1,
-    questions=5,
+    questions=4,
     sessions=4,
     most_sessions=4,
     many=3,
     cases=2,
     rounds=1,
-    tasks=4,
+    tasks=3,
     alone=PEOPLE[:1],
-    longest=80,
+    turns=1,
+    longest=64,
     quiet_seconds=90.0,
 )
 
@@ -189,7 +190,7 @@ async def satisfies(names: Sequence[str], size: Size, seed: int, venue: Venue) -
     for number in range(size.most_sessions):
         for name, lesson in lessons.items():
             if not lesson.held:
-                await teach(venue, lesson, cycled(asked[name], number * TURNS, TURNS), TURNS)
+                await teach(venue, lesson, cycled(asked[name], number * size.turns, size.turns), size.turns)
     marks = []
     for name, lesson in lessons.items():
         replies = lesson.first_replies + [True] * (size.most_sessions - len(lesson.first_replies))
