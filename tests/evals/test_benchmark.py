@@ -15,7 +15,7 @@ from openclaw_rl.evals.benchmark import run as runner
 from openclaw_rl.evals.benchmark import tracks
 from openclaw_rl.evals.benchmark.person import PastingChat
 from openclaw_rl.evals.benchmark.results import load_results, scores
-from openclaw_rl.evals.benchmark.tracks import QUICK, TRACKS
+from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS
 from openclaw_rl.evals.conversation import questions
 from openclaw_rl.evals.wishes.drawn import FORMS, PLACES, draw
 from openclaw_rl.ledger.schema import open_ledger
@@ -75,7 +75,11 @@ def test_a_perfect_endpoint_scores_1_on_every_track(of_perfect: Path) -> None:
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-def test_a_stubborn_endpoint_scores_0_on_every_track(tmp_path: Path, wire: str) -> None:
+def test_a_stubborn_endpoint_scores_0_on_every_track(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Among so many cases are some for which no tool is needed.
+    monkeypatch.setattr(runner, "QUICK", replace(SMALL, cases=FULL.cases))
     endpoint = ScriptedEndpoint(stubborn)
     assert measure(tmp_path, endpoint, "--wire", wire) == 0
     assert means(tmp_path) == dict.fromkeys(TRACKS, 0.0)

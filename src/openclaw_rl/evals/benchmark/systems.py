@@ -51,7 +51,7 @@ class Venue:
     learn: Callable[[float], Awaitable[None]]
     """Lets it do what it does when nobody talks to it for at most so many seconds."""
     steps: Callable[[], Awaitable[int | None]]
-    """How many training steps the first person's answers come from; None if the endpoint does not say."""
+    """How many training steps the first person's answers come from; None if it does not train, or does not say."""
     teaching: dict[str, Any] = field(default_factory=dict)
     """Further settings of every `Teaching`."""
     bare_headers: Mapping[str, str] | None = None
@@ -98,9 +98,10 @@ async def have_settled(url: str, keys: Sequence[str]) -> bool:
 
 
 async def steps_of(url: str, key: str) -> int | None:
-    """The training steps in the policy of a key's owner, if a server of this package says so."""
-    made = (await probe(url, key, MAX_STATE_SECONDS)).get("policy_version")
-    return made if isinstance(made, int) else None
+    """The training steps in the policy of a key's owner, if this is a server of this package that trains."""
+    state = await probe(url, key, MAX_STATE_SECONDS)
+    made = state.get("policy_version")
+    return made if state.get("next_step") and isinstance(made, int) else None
 
 
 @dataclass(slots=True)

@@ -247,7 +247,8 @@ async def tool_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
     async def score(case: tool_use.ToolCase, reply: Reply) -> CaseScore:
         return tool_use.grade(case, reply)
 
-    cases = spread(tool_use.cases(), size.cases)
+    # Whoever never calls a tool must not pass where none is needed.
+    cases = spread([case for case in tool_use.cases() if case.calls], size.cases)
     return case_marks(
         (await ask_all(tool_use.TASK, chat, cases, score, max_tokens=tool_use.MAX_TOKENS, seed=seed)).cases
     )
