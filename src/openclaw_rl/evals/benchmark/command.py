@@ -21,7 +21,7 @@ from openclaw_rl.evals.benchmark.results import (
     results_table,
     write_results,
 )
-from openclaw_rl.evals.benchmark.run import BenchmarkPlan, Part, ResultLog, head_of, items_left, measure_all
+from openclaw_rl.evals.benchmark.run import BenchmarkPlan, BenchmarkPart, ResultLog, head_of, measure_all
 from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
@@ -49,11 +49,12 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     teaching = {"player": player, "feedback": options.feedback}
     first = kept_seed(out) if seed is None else seed
     at_once = options.at_once or usual_at_once(options.baselines)
-    parts: list[Part] = []
+    parts: list[BenchmarkPart] = []
     for number in range(first, first + options.seeds):
         plan = BenchmarkPlan(tracks, number, options.quick)
         for system in systems(machine, options, out, number, teaching):
-            parts.append((system, plan, ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))))
+            log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))
+            parts.append(BenchmarkPart(system, plan, log))
     console.print(f"Seed {first}. If it is stopped, the same command with --out {out} goes on.", soft_wrap=True)
     try:
         with stoppable(console), raising_first():
@@ -68,9 +69,9 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     return 0
 
 
-async def measured(parts: Sequence[Part], at_once: int, player: Chat | None, console: Console) -> None:
+async def measured(parts: Sequence[BenchmarkPart], at_once: int, player: Chat | None, console: Console) -> None:
     with progress_bar(console) as bar:
-        shown = bar.add_task("items", total=items_left(parts), note="")
+        shown = bar.add_task("items", total=sum(len(part.left) for part in parts), note="")
 
         def say(line: str) -> None:
             bar.advance(shown)

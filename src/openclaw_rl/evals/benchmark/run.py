@@ -3,10 +3,12 @@
 A run that was stopped goes on where it stopped. The same seed asks the same.
 """
 
+import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ class BenchmarkPlan:
     tracks: Sequence[str]
     seed: int
     quick: bool
-    at_once: int = 1
 
     @property
     def size(self) -> Size:
@@ -104,29 +105,54 @@ class Pace:
         return f"{self.done} of {self.items} items{left}"
 
 
-def undone(plan: BenchmarkPlan, log: ResultLog) -> list[tuple[int, TrackItem]]:
-    return [(first, item) for first, item in plan.items() if item.key not in log.done]
+class BenchmarkPart:
+    """A system that is asked with a seed, and the file of its results."""
+
+    def __init__(self, system: System, plan: BenchmarkPlan, log: ResultLog) -> None:
+        self.system, self.plan, self.log = system, plan, log
+        self.left = [(first, item) for first, item in plan.items() if item.key not in log.done]
+        self._unfinished = len(self.left)
+        self._started = contextlib.AsyncExitStack()
+        self._starting: asyncio.Task[None] | None = None
+
+    async def measure(self, first: int, item: TrackItem) -> str:
+        """Measure an item; what it has shown, in words. Raises ServerError, ServerFailed, or a group of them."""
+        if self._starting is None:
+            people = max(first + item.people for first, item in self.left)
+            self._starting = asyncio.create_task(self._started.enter_async_context(self.system.started(people)))
+        await asyncio.shield(self._starting)
+        times = self.log.begin(item)
+        line = await measured(self.system, first, item, self.plan.size.longest)
+        self.log.write({"track": item.track, "item": item.name, **line, "begun_times": times})
+        self._unfinished -= 1
+        if not self._unfinished:
+            await self.close()
+        return f"{self.system.name}, seed {self.plan.seed}: {item.track}, {item.name}: {in_words(line)}"
+
+    async def close(self) -> None:
+        """Stop what was started."""
+        if self._starting and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await self._started.aclose()
 
 
-async def measure(system: System, plan: BenchmarkPlan, log: ResultLog, pace: Pace, say: Callable[[str], None]) -> None:
-    """Measure what is not done yet. Raises ServerError, ServerFailed, or a group of them."""
-    left = undone(plan, log)
-    if not left:
-        return
-    people = max(first + item.people for first, item in left)
+async def measure_all(parts: Sequence[BenchmarkPart], at_once: int, say: Callable[[str], None]) -> None:
+    """Measure what is not done yet, `at_once` items at a time. Raises ServerError, ServerFailed, or a group of them."""
+    left = [(part, first, item) for part in parts for first, item in part.left]
+    pace = Pace(len(left))
+    workers = 1 if any(part.system.one_at_a_time for part in parts) else at_once
 
     async def work(_: int) -> None:
         # Taken from what is left, so that no item begins after another has failed.
         while left:
-            first, item = left.pop(0)
-            times = log.begin(item)
-            line = await measured(system, first, item, plan.size.longest)
-            log.write({"track": item.track, "item": item.name, **line, "begun_times": times})
-            told = f"{system.name}, seed {plan.seed}: {item.track}, {item.name}: {in_words(line)}"
-            say(f"{told} ({pace.after_one()})")
+            part, first, item = left.pop(0)
+            said = await part.measure(first, item)
+            say(f"{said} ({pace.after_one()})")
 
-    workers = 1 if system.one_at_a_time else plan.at_once
-    async with system.started(people):
+    async with contextlib.AsyncExitStack() as stack:
+        for part in parts:
+            stack.push_async_callback(part.close)
         await run_concurrently(range(workers), work, workers)
 
 
@@ -183,23 +209,3 @@ def shown(scored: Scored | None) -> dict[str, Any]:
 
 def share(marks: Marks) -> dict[str, Any] | None:
     return asdict(proportion_of_trials([marks])) if marks else None
-
-
-#: A system, what is asked of it, and the file of its results.
-Part = tuple[System, BenchmarkPlan, ResultLog]
-
-
-def items_left(parts: Sequence[Part]) -> int:
-    return sum(len(undone(plan, log)) for _, plan, log in parts)
-
-
-async def measure_all(parts: Sequence[Part], at_once: int, say: Callable[[str], None]) -> None:
-    """Measure several systems and seeds, so that about `at_once` items are measured at a time."""
-    slots = max(1, min(at_once, len(parts)))
-    pace = Pace(items_left(parts))
-
-    async def one(part: Part) -> None:
-        system, plan, log = part
-        await measure(system, replace(plan, at_once=-(-at_once // slots)), log, pace, say)
-
-    await run_concurrently(parts, one, slots)
