@@ -359,10 +359,14 @@ def test_baselines_are_measured_with_servers_of_their_own(tiny_model: Path, tmp_
     assert main(["benchmark", "--baseline", names, "--track", chosen, *given]) == 0
     # These train, one of them practises, and each has a server for each item.
     assert main(["benchmark", "--baseline", "practice,team", "--track", "forget", *given, "--", "--no-guard"]) == 0
+    assert main(["benchmark", "--baseline", "combine", "--track", "many", *given]) == 0
     found = {one.system: one for one in load_results(tmp_path)}
+    (combined,) = found.pop("combine").lines
+    assert combined["steps"] >= 1
     assert list(found) == ["bare", "history", "notes", "practice", "team"]
     for name, one in found.items():
         assert len(one.lines) == (1 if name in ("practice", "team") else 4), name
+        assert all((line["steps"] is None) is (len(one.lines) == 4) for line in one.lines)
         reasons = {line["item"]: line["reason"] for line in one.lines if line["reason"]}
         assert len(reasons) == (1 if name == "bare" else 0), reasons
         assert all("no way to delete" in reason for reason in reasons.values())

@@ -21,7 +21,7 @@ from openclaw_rl.evals.benchmark.results import (
     results_table,
     write_results,
 )
-from openclaw_rl.evals.benchmark.run import BenchmarkPlan, BenchmarkPart, ResultLog, head_of, measure_all
+from openclaw_rl.evals.benchmark.run import BenchmarkPart, BenchmarkPlan, ResultLog, head_of, measure_all
 from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
