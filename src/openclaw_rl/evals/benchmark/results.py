@@ -22,6 +22,7 @@ from openclaw_rl.lab.tasks import read_json_lines
 TEMPLATE = "evals/benchmark/benchmark.html.j2"
 HEADING = "Does it learn from being used?"
 SUBHEADING = "Share of cases that passed; the thin line is the 95 % interval"
+NO_SCORE = "no score"
 #: What a high score in a track says.
 IN_WORDS = {
     "wishes": "keeps a wish",
@@ -126,7 +127,7 @@ def rows(results: Sequence[SystemResults]) -> Iterator[tuple[str, ...]]:
             yield (
                 system,
                 track,
-                f"{interval.mean:.2f} ({interval.low:.2f}–{interval.high:.2f})" if interval else score.reason,
+                f"{interval.mean:.2f} ({interval.low:.2f}–{interval.high:.2f})" if interval else NO_SCORE,
                 _number(score.before, 2),
                 _number(score.unaided, 2),
                 f"{score.held[0]} of {score.held[1]}" if score.held[0] else "",
@@ -137,6 +138,16 @@ def rows(results: Sequence[SystemResults]) -> Iterator[tuple[str, ...]]:
             )
 
 
+def reasons(results: Sequence[SystemResults]) -> list[str]:
+    """Why something has no score, or a part of it has none."""
+    return [
+        f"{system}, {track}: {score.reason}"
+        for system, own in by_system(results).items()
+        for track, score in scores(own).items()
+        if score.reason
+    ]
+
+
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
@@ -144,15 +155,17 @@ def _number(value: float | None, digits: int) -> str:
 def results_table(results: Sequence[SystemResults]) -> Table:
     table = Table(title="Share of cases passed (95 % interval)", title_justify="left")
     for heading in HEADS[:-1]:
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading == "score")
     for row in rows(results):
         table.add_row(*row[:-1])
+    table.caption, table.caption_justify = "\n".join(reasons(results)), "left"
     return table
 
 
 def markdown(results: Sequence[SystemResults]) -> str:
     lines = [HEADS, ("---",) * len(HEADS), *rows(results)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return table + "".join(f"\n{reason}\n" for reason in reasons(results))
 
 
 def chart(results: Sequence[SystemResults]) -> Chart:
@@ -174,7 +187,14 @@ def write_results(results: Sequence[SystemResults], out: Path) -> None:
     heads = [one.head for one in results]
     write_text(
         out / "index.html",
-        render(TEMPLATE, heading=HEADING, charts_made=[made], heads=HEADS, rows=list(rows(results)), runs=heads),
+        render(
+            TEMPLATE,
+            charts_made=[made],
+            heads=HEADS,
+            rows=list(rows(results)),
+            reasons=reasons(results),
+            runs=heads,
+        ),
     )
 
 

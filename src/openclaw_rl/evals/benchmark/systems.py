@@ -203,9 +203,9 @@ BASELINES = {
     "bare": BaselineKind("the model alone", _BARE, forgets=False),
     "history": BaselineKind("all that was said before in its prompt", _BARE, chat=PastingChat),
     "notes": BaselineKind("notes and examples, without training", (*_PRESET, "--max-steps", "0"), notes=True),
-    "preset": BaselineKind("what make run has", _PRESET, trains=True, notes=True),
-    "team": BaselineKind("a policy for each person", ("--preset", TEAM), trains=True, notes=True),
-    "practice": BaselineKind("what make run has, practised at once", _PRESET, trains=True, practises=True, notes=True),
+    "preset": BaselineKind("notes and training, as make run has", _PRESET, trains=True, notes=True),
+    "team": BaselineKind("the same, a policy for each person", ("--preset", TEAM), trains=True, notes=True),
+    "practice": BaselineKind("the same, notes practised at once", _PRESET, trains=True, practises=True, notes=True),
     "combine": BaselineKind("training alone: scores and hints", (*_TRAINING, "combine"), trains=True),
     "topk-select": BaselineKind("training alone: top-k selection", (*_TRAINING, "topk-select"), trains=True),
 }
