@@ -1,10 +1,10 @@
 """mem0 as a memory layer in front of a server, as an endpoint that `openclaw-rl benchmark --by-user` can measure.
 
     python -m venv .venv-mem0 && .venv-mem0/bin/pip install mem0ai
-    openclaw-rl serve --no-capture --no-notes --max-steps 0 --run-dir runs/bare
-    .venv-mem0/bin/python examples/mem0_endpoint.py --server http://127.0.0.1:30000 --model smollm2-135m
-    openclaw-rl benchmark --name mem0 --url http://127.0.0.1:8100 --by-user \\
-        --forget-url 'http://127.0.0.1:8100/memory/{user}'
+    .venv-mem0/bin/python examples/mem0_endpoint.py --benchmark --quick
+
+That starts `openclaw-rl serve` without any memory of its own, measures it with mem0 in front of it, and stops it; all
+that follows --benchmark goes to `openclaw-rl benchmark`. Without --benchmark, the endpoint is there until Ctrl-C.
 
 Nothing leaves this machine: memories lie in a folder, and their embeddings are counts of words, because the server has
 no model for them. With --infer, the server's model extracts what is worth remembering; mem0's prompt for that has 8,600
@@ -15,8 +15,11 @@ import argparse
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -103,20 +106,44 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def start_server(url):
+    """Start a server that remembers nothing, and wait until it is ready."""
+    flags = ["--no-capture", "--no-notes", "--max-steps", "0", "--run-dir", tempfile.mkdtemp(prefix="mem0-server-")]
+    server = subprocess.Popen(["openclaw-rl", "serve", "--proxy-port", url.rsplit(":", 1)[-1], *flags])
+    while server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz"):
+                return server
+        except OSError:
+            time.sleep(0.5)
+    sys.exit("The server did not start.")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", default="http://127.0.0.1:30000")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--infer", action="store_true")
+    parser.add_argument("--benchmark", nargs=argparse.REMAINDER, help="options of openclaw-rl benchmark")
     options = parser.parse_args()
+    started = start_server(options.server) if options.benchmark is not None else None
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     server.options = options
     # It asks this server for an embedding when it starts.
     threading.Thread(target=server.serve_forever, daemon=True).start()
     server.memory = make_memory(options)
-    print(f"mem0 in front of {options.server}: http://127.0.0.1:{options.port}/v1", flush=True)  # noqa: T201
-    threading.Event().wait()
+    own = f"http://127.0.0.1:{options.port}"
+    print(f"mem0 in front of {options.server}: {own}/v1", flush=True)  # noqa: T201
+    if started is None:
+        threading.Event().wait()
+    forget = ["--forget-url", f"{own}/memory/{{user}}"]
+    try:
+        command = ["openclaw-rl", "benchmark", "--name", "mem0", "--url", own, "--by-user", *forget]
+        sys.exit(subprocess.call([*command, *options.benchmark]))
+    finally:
+        started.terminate()
+        started.wait()
 
 
 if __name__ == "__main__":
