@@ -19,6 +19,7 @@ from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import deletion, examples, notes, pages, practices, training
 from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
+from openclaw_rl.methods.practice import END_ADVANTAGE
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import (
     Note,
@@ -504,6 +505,8 @@ async def test_after_imitation_the_policy_learns_from_its_own_answers(run: Learn
         scored = [turn.verdict.score for turn in map(run.book.read, own[0]) if turn.verdict]
         assert [advantages[turn] for turn in own[0]] == pytest.approx([score - fmean(scored) for score in scored])
         assert {advantages[turn] for batch in imitated for turn in batch} == {1.0}
+        ends = {span.advantages[-1] for sequence in seen for span in sequence.spans if span.turn in imitated[0]}
+        assert ends == {END_ADVANTAGE}
 
 
 async def test_a_policy_that_mostly_keeps_to_the_note_soon_learns_from_its_own_answers(

@@ -1,6 +1,6 @@
 """Practice: the policy learns to answer without a note and its examples as the base model does with them.
 
-- An answer of the base model is imitated: each of its tokens gets the same advantage.
+- An answer of the base model is imitated: each of its tokens gets the same advantage, and its end a larger one.
 - The policy's own answer has a score, measured from the mean of its step: does it keep to the note, and make sense?
 - Or its own answer is distilled: each token gets the base model's log-prob, with note and examples, minus the
   policy's. That gap is clipped and measured from its mean over the answer, so that no answer is pushed away as a whole.
@@ -15,6 +15,9 @@ from openclaw_rl.types import StoredTurn
 
 #: The largest gap of a token.
 MAX_GAP = 1.0
+#: The advantage of an imitated answer's last token. A policy that misses the end where it learned to say something
+#: ("Confidence: high") says it again and again.
+END_ADVANTAGE = 4.0
 
 
 class PracticeMethod(Method):
@@ -39,7 +42,7 @@ class PracticeMethod(Method):
         if turn.verdict.score is not None:
             return Lesson([turn.verdict.score - baseline.score] * len(turn.response_ids))
         if not turn.verdict.hints:
-            return Lesson([1.0] * len(turn.response_ids))
+            return Lesson([*[1.0] * (len(turn.response_ids) - 1), END_ADVANTAGE])
         pairs = zip(teacher_logprobs(turn), turn.logprobs, strict=True)
         gaps = [clip(teacher - policy, MAX_GAP) for teacher, policy in pairs]
         mean = fmean(gaps)
