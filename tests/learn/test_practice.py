@@ -14,6 +14,7 @@ import pytest
 
 from openclaw_rl.engines.base import EngineStats, StepStopped
 from openclaw_rl.learn.guard import FILE, Guard
+from openclaw_rl.learn.plain_prompts import plain_prompts
 from openclaw_rl.learn.practice_teacher import TRIAL_PROMPTS, shipped_prompts
 from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.learn.step import Phase
@@ -441,8 +442,11 @@ async def test_two_corrections_with_one_text_are_one_example(run: LearningRun, r
 
 
 async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, renderer: ChatRenderer) -> None:
+    plain = {prompt.text for prompt in plain_prompts()}
+
     def harm(request: SampleRequest, prompt: str) -> str:
-        return "so so so so so so so so so so" if request.version else server.follow(request, prompt)
+        harmed = request.version and question_in(prompt) in plain
+        return "so so so so so so so so so so" if harmed else server.follow(request, prompt)
 
     run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
     async with practising(run, renderer) as server:
@@ -457,6 +461,20 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
         assert server.note(note.number).state is NoteState.ACTIVE
         assert not run.applied()
         assert run.loop.step == 0
+
+
+async def test_a_practice_that_teaches_nothing_is_taken_back(run: LearningRun, renderer: ChatRenderer) -> None:
+    run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
+    async with practising(run, renderer) as server:
+        server.answer = lambda _request, prompt: (wished if SHOWN[0] in prompt else usual)(question_in(prompt))
+        note = server.teach()
+        done = await server.ended(server.ask_for(note))
+        assert done.state is PracticeState.STOPPED
+        assert done.reason == (
+            "without the note, 0 of 16 answers to other questions keep to it, so the policy before serves again"
+        )
+        assert run.loop.step == 0
+        assert not run.loop.waits_for_good_score, "it did no harm, so feedback is learned from as before"
 
 
 async def test_practice_ends_when_the_policy_is_as_sure_as_the_base_model(

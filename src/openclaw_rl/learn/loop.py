@@ -316,6 +316,19 @@ class LearnLoop:
         if self.guard is not None and not self.guard.begin(self.version):
             await self.examine()
 
+    async def take_back(self, since: int, why: str) -> bool:
+        """Let the policy of version `since` serve again and set the turns of the steps after it aside; whether it does.
+
+        It does not if that policy is not the guard's last good one.
+        """
+        async with self._lock:
+            guard = self.guard
+            if guard is None or guard.last_good != since or self.phase is not Phase.WAITING:
+                return False
+            guard.refuse(PlainAnswers(self.version), why)
+            await self._leave_worse(guard, cautious=False)
+            return True
+
     async def _examine(self, guard: Guard) -> bool:
         """Do what `examine` says; the phase must be WAITING."""
         guard.left_line(self.ledger.read(policy_line, self.version))
@@ -358,8 +371,8 @@ class LearnLoop:
         self.line.checkpoints.good = self.version
         guard.accept(policy)
 
-    async def _leave_worse(self, guard: Guard) -> None:
-        """Continue from the last good policy, and set the turns of the steps since aside."""
+    async def _leave_worse(self, guard: Guard, *, cautious: bool = True) -> None:
+        """Continue from the last good policy, cautiously or as before, and set the turns of the steps since aside."""
         last = guard.last_good
         made_from = self.ledger.read(policy_line, self.version)
         saved = self.line.checkpoints.all()
@@ -379,10 +392,13 @@ class LearnLoop:
         guard.went_back(version, to_good=last in (checkpoint.versions if checkpoint else (BASE_VERSION,)))
         self.line.checkpoints.good = version
         log.warning(
-            "Policy %d is worse, so the policy of step %d serves again, as %d. %d turns are set aside: %s. Steps now "
-            "need a good score among theirs; openclaw-rl relearn learns from these turns all the same.",
+            "Policy %d is worse, so the policy of step %d serves again, as %d. %d turns are set aside: %s. "
+            "openclaw-rl relearn learns from them all the same.%s",
             *(left, step, version, turns, guard.state.cautious),
+            " Steps now need a good score among theirs." if cautious else "",
         )
+        if not cautious:
+            guard.dare()
 
     async def relearn(self) -> int:
         """Let the turns that the guard set aside be trained on all the same; how many there are."""

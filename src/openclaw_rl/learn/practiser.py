@@ -165,6 +165,7 @@ class Practiser:
             await self._train(left)
         teacher.kept += self.ledger.read(practices.answers, current.number)
         await self.loop.examine_start()
+        begun = self.loop.version
         await teacher.prepare()
         refused = close = made = 0
         held: list[float] = []
@@ -188,7 +189,7 @@ class Practiser:
             refused = 0 if self.ledger.read(practices.load, current.number).made > current.made else refused + 1
             if refused >= MAX_REFUSED:
                 raise Ended("the learner refused its steps")
-        await self._conclude(teacher, current, note)
+        await self._conclude(teacher, current, note, begun)
 
     def _as_it_is(self, number: int, note: Note) -> Practice:
         """The practice now. Raises Ended if its owner stopped it, or removed or changed its note."""
@@ -254,18 +255,20 @@ class Practiser:
         finally:
             self.loop.pause_practice(paused=False)
 
-    async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note) -> None:
-        """Try the policy without the note, and retire the note if it keeps to it."""
+    async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note, begun: int) -> None:
+        """Try the policy without the note. Retire the note if it keeps to it, and go back if it hardly ever does."""
+        held, tried = await teacher.try_policy()
+        reason = f"without the note, {held} of {tried} answers to other questions keep to it"
+        if held < MIN_OWN_HELD * tried and await self.loop.take_back(begun, reason):
+            raise Ended(f"{reason}, so the policy before serves again")
         if not await self.loop.examine():
             why = self.loop.guard.state.cautious if self.loop.guard else ""
             raise Ended(f"the policy became worse, so the one before serves again ({why})")
-        held, tried = await teacher.try_policy()
         self._as_it_is(current.number, note)
         kept = teacher.accepted / teacher.sampled if teacher.sampled else MIN_HELD
         if not tried:
             state, reason = PracticeState.DONE, "your next conversations show whether the policy keeps to it"
         else:
-            reason = f"without the note, {held} of {tried} answers to other questions keep to it"
             is_learned = held / tried >= max(MIN_HELD, kept - MAX_LOSS)
             state = PracticeState.LEARNED if is_learned else PracticeState.DONE
         log.info("Note %d has been practised in %d steps: %s.", current.note, current.made, reason)
