@@ -44,6 +44,15 @@ def first(errors: BaseException) -> BaseException:
     return errors
 
 
+@contextlib.contextmanager
+def raising_first() -> Iterator[None]:
+    """Raise the first error of a group alone."""
+    try:
+        yield
+    except ExceptionGroup as errors:
+        raise first(errors) from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file and create its folders. Raises UserError if it cannot be written."""
     try:

@@ -25,8 +25,7 @@ from openclaw_rl.evals.benchmark.run import BenchmarkPart, BenchmarkPlan, Result
 from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
-from openclaw_rl.evals.wishes.suite import raising_first
-from openclaw_rl.lab.commands import new_folder, progress_bar, stoppable
+from openclaw_rl.lab.commands import new_folder, progress_bar, raising_first, stoppable
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/benchmark")
@@ -55,10 +54,12 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
         for system in systems(machine, options, out, number, teaching):
             log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))
             parts.append(BenchmarkPart(system, plan, log))
-    console.print(f"Seed {first}. If it is stopped, the same command with --out {out} goes on.", soft_wrap=True)
+    items = sum(len(part.left) for part in parts)
+    begins = f"Seed {first}, {items} item{'' if items == 1 else 's'} to measure."
+    console.print(f"{begins} If it is stopped, the same command with --out {out} goes on.", soft_wrap=True)
     try:
         with stoppable(console), raising_first():
-            asyncio.run(measured(parts, at_once, player, console))
+            asyncio.run(measured(parts, items, at_once, player, console))
     finally:
         # Also after an error or Ctrl-C: what is done is worth showing.
         if results := [one for one in load_results(out) if one.lines]:
@@ -69,9 +70,11 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     return 0
 
 
-async def measured(parts: Sequence[BenchmarkPart], at_once: int, player: Chat | None, console: Console) -> None:
+async def measured(
+    parts: Sequence[BenchmarkPart], items: int, at_once: int, player: Chat | None, console: Console
+) -> None:
     with progress_bar(console) as bar:
-        shown = bar.add_task("items", total=sum(len(part.left) for part in parts), note="")
+        shown = bar.add_task("items", total=items, note="")
 
         def say(line: str) -> None:
             bar.advance(shown)

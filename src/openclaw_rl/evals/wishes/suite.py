@@ -7,7 +7,7 @@ import itertools
 import json
 import secrets
 import shlex
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,14 @@ from openclaw_rl.evals.wishes.measurement import (
 )
 from openclaw_rl.evals.wishes.wish import EvalWish, built_in, load
 from openclaw_rl.http_client import text_without_accounts
-from openclaw_rl.lab.commands import first, new_folder, print_without_bar, progress_bar, stoppable, write_text
+from openclaw_rl.lab.commands import (
+    new_folder,
+    print_without_bar,
+    progress_bar,
+    raising_first,
+    stoppable,
+    write_text,
+)
 from openclaw_rl.lab.server import run_server
 from openclaw_rl.lab.statistics import Interval
 
@@ -103,15 +110,6 @@ def chosen(names: Sequence[str], group: str) -> list[EvalWish]:
     if len({wish.name for wish in wishes}) < len(wishes):
         raise UserError("Two of the wishes have the same name.")
     return wishes
-
-
-@contextlib.contextmanager
-def raising_first() -> Iterator[None]:
-    """Raise the first error of a group alone."""
-    try:
-        yield
-    except ExceptionGroup as errors:
-        raise first(errors) from None
 
 
 #: Measures a wish, and says meanwhile what it does.
