@@ -39,6 +39,8 @@ PENALTY = 1.0
 LEAST_MESSAGES, LEAST_WEIGHT = 2, 0.05
 STEPS = sized(35, 3)
 FOLDS = sized(8, 2)
+#: Of each set, at most so many are read.
+MESSAGES = sized(None, 40)
 #: Circumstances that the sets have too seldom. Their weights are set by hand.
 BY_HAND = {"=quotes_answer": 2.0, "=answers_question": -0.5, "=misses": 3.0}
 
@@ -84,7 +86,7 @@ def scale() -> Scale:
 
 def read_cases(path: Path) -> Iterator[Given]:
     """The English messages of a set that are not held out, with what they have."""
-    for case in map(json.loads, path.read_text("utf-8").splitlines()):
+    for case in map(json.loads, path.read_text("utf-8").splitlines()[:MESSAGES]):
         if "next_state" in case:
             if case["language"] != "en" or case["kind"] not in NO_WISHES or case["next_state"][-1]["role"] != "user":
                 continue

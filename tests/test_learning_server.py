@@ -101,7 +101,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
             while not stop.is_set():
                 versions.add(version_of(ask(program, seed=seed + asked)))
                 asked += 1
-                time.sleep(0.05)  # leaves cores for learning
+                time.sleep(0.2)  # leaves cores for learning
             return asked
 
         with ThreadPoolExecutor(3) as pool:

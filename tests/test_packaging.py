@@ -70,23 +70,23 @@ def test_the_container_listens_where_it_can_be_reached_and_only_with_a_key() -> 
         load(flags, {})
 
 
-def completions(line: str) -> list[str]:
-    """What bash offers for the last word of a command line."""
-    script = f"""
-source <({sys.executable} -m openclaw_rl completion bash)
+def test_bash_completes_commands_flags_and_values() -> None:
+    offered = "\n".join(
+        f"""
 COMP_WORDS=({line} "")
 COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 _openclaw_rl
-printf '%s\\n' "${{COMPREPLY[@]}}"
+echo "${{COMPREPLY[@]}}"
 """
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
-
-
-def test_bash_completes_commands_flags_and_values() -> None:
-    assert {"serve", "connect", "doctor"} <= set(completions("openclaw-rl"))
-    assert {"--model-name", "--api-key"} <= set(completions("openclaw-rl serve"))
-    assert completions("openclaw-rl serve --loss-fn") == ["ppo", "importance_sampling", "cispo"]
-    assert {"codex", "claude-code"} <= set(completions("openclaw-rl connect"))
+        for line in ("openclaw-rl", "openclaw-rl serve", "openclaw-rl serve --loss-fn", "openclaw-rl connect")
+    )
+    script = f"source <({sys.executable} -m openclaw_rl completion bash)\n{offered}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    commands, flags, losses, clients = (line.split() for line in done.stdout.splitlines())
+    assert {"serve", "connect", "doctor"} <= set(commands)
+    assert {"--model-name", "--api-key"} <= set(flags)
+    assert losses == ["ppo", "importance_sampling", "cispo"]
+    assert {"codex", "claude-code"} <= set(clients)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

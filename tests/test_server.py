@@ -52,7 +52,7 @@ def test_the_embedded_model_talks_streams_and_is_reproducible() -> None:
     with serving([sys.executable, "run.py"], None) as program:
         client = program.client
         question = [{"role": "user", "content": "What is the capital of France?"}]
-        greedy = {"model": "smollm2-135m", "messages": question, "temperature": 0, "max_tokens": 24}
+        greedy = {"model": "smollm2-135m", "messages": question, "temperature": 0, "max_tokens": 12}
         answer = client.chat.completions.create(**greedy)
         assert "Paris" in answer.choices[0].message.content
         pieces = [c.choices[0].delta.content or "" for c in client.chat.completions.create(**greedy, stream=True)]

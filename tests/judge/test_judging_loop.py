@@ -268,7 +268,7 @@ async def test_judging_goes_on_after_the_ledger_could_not_be_read(book: Book, mo
 
     monkeypatch.setattr(loop, "ready_turns", sometimes)
     (turn,) = ready(book)
-    async with judging(book, ScriptedJudge(lambda case: Opinion(1.0))):
+    async with judging(book, ScriptedJudge(lambda case: Opinion(1.0)), idle_seconds=0.2):
         await asyncio.sleep(0.1)
         broken = False
         await until(lambda: book.state(turn) is State.JUDGED)

@@ -286,6 +286,8 @@ class Drawn(Guard):
     async def _ask(self, known: PlainAnswers, prompts: Sequence[PlainPrompt], rounds: int) -> PlainAnswers:
         if known.version not in self.held and any(len(got) < rounds for got in known.sensible.values()):
             raise VersionGone("not held")
+        if known.sensible and all(len(got) >= rounds for got in known.sensible.values()):
+            return known
         rate = self.rates(known.version)
         got = {key: list(values) for key, values in known.sensible.items()}
         for number in range(len(plain_prompts()) + MAX_OWN):
