@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-gemma test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-more test-all test-servers test-engines test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-gemma test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -120,25 +120,29 @@ demo: install ## watch the model learn from a simulated person (ten minutes); AR
 env: install ## watch the model learn tool calls in an environment (ten to fifteen minutes); ARGS="--method combine --seed 1" passes flags
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
-# Tests that start servers take half of the time. They run in parallel with the others.
-SERVERS := $(wildcard tests/test_*.py) tests/evals tests/envs tests/dashboard tests/connect tests/judge
+# Three groups in parallel, although two cores suffice: tests that start servers wait for them most of the time.
+SERVERS := $(wildcard tests/test_*.py)
+ENGINES := tests/engines tests/sandbox
 # How pytest chooses: everything that is not marked `more`, or only what is.
 FEWER := -m "not more"
-test: $(VENV)/.installed-dev ## run the tests in two parallel halves (six minutes); ARGS="-k stream" passes flags to pytest
+test: $(VENV)/.installed-dev ## run the tests in three parallel groups (six minutes); ARGS="-k stream" passes flags to pytest
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory -j2 test-servers test-parts
+	@$(MAKE) --no-print-directory -j3 test-servers test-engines test-parts
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-more: $(VENV)/.installed-dev ## run the rest of the tests: interpreted kernels, long properties, further servers
-	@$(MAKE) --no-print-directory -j2 FEWER='-m more' test-servers test-parts
+	@$(MAKE) --no-print-directory -j3 FEWER='-m more' test-servers test-engines test-parts
 
 test-servers: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(SERVERS)
 
+test-engines: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(ENGINES)
+
 test-parts: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(addprefix --ignore=,$(SERVERS))
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(addprefix --ignore=,$(SERVERS) $(ENGINES))
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
@@ -214,9 +218,8 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
-	@export OPENCLAW_RL_VLLM=$(wildcard $(abspath $(VLLM))/bin/python); \
-	for part in serving freeze sampling engines ledger judge learning ranks topk sharing swapping environments live; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+bench: $(VENV)/.installed-dev ## run the benchmarks (twenty minutes)
+	@for part in serving freeze sampling ledger judge learning ranks swapping environments live; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## update the lists of options
 	@$(BIN)/python docs/generate.py

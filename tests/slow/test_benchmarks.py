@@ -14,8 +14,6 @@ QUICK = ["ledger", "scale"]
 #: Left to `make test-more`.
 MORE = ["freeze", "serving", "wish_weights"]
 SLOWER = [
-    "constrained",
-    "engines",
     "environments",
     "families",
     "judge",
@@ -24,10 +22,8 @@ SLOWER = [
     "live",
     "ranks",
     "sampling",
-    "sharing",
     "swapping",
     "team",
-    "topk",
 ]
 HELPERS = {"common", "cuda_engine", "episodes", "measuring", "shapes"}
 
