@@ -19,8 +19,7 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, WorkerOptions
-from openclaw_rl.judge.judges.base import Case, JudgePanel
-from openclaw_rl.judge.judges.feedback import Explicit, FeedbackReader
+from openclaw_rl.judge.judges.base import Case, Explicit, FeedbackReader, JudgePanel
 from openclaw_rl.judge.judges.llm import question_chat
 from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
 from openclaw_rl.judge.rules import read_reply

@@ -2,8 +2,7 @@
 
 import pytest
 
-from openclaw_rl.judge.judges.base import JudgeError, Opinion
-from openclaw_rl.judge.judges.feedback import FeedbackReader
+from openclaw_rl.judge.judges.base import FeedbackReader, JudgeError, Opinion
 from openclaw_rl.ledger import episodes, groups, verdicts
 from openclaw_rl.types import EpisodeResult, SampleKind, SessionKey, Source, State, TurnResult, Verdict
 from support.episodes import attempt, end, next_message, play

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.judge.judges.base import MAX_NOTES_SHOWN, Case, words_around
-from openclaw_rl.judge.judges.feedback import FeedbackReader
+from openclaw_rl.judge.judges.base import MAX_NOTES_SHOWN, Case, FeedbackReader, words_around
 from openclaw_rl.judge.judges.llm import question_chat
 from openclaw_rl.judge.judges.wish_answers import MAX_INSTRUCTION
 from openclaw_rl.ledger import notes, turns

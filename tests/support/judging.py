@@ -8,8 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
-from openclaw_rl.judge.judges.base import Breaker, Case, Judge, JudgePanel, Opinion, Questions
-from openclaw_rl.judge.judges.feedback import Explicit
+from openclaw_rl.judge.judges.base import Breaker, Case, Explicit, Judge, JudgePanel, Opinion, Questions
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
 from openclaw_rl.judge.teacher import NoteDistiller, Teacher

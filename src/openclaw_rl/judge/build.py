@@ -12,9 +12,8 @@ from openclaw_rl.engines.base import Sampler, TextSampler
 from openclaw_rl.http_client import url_without_account
 from openclaw_rl.judge.answer_checks import HintCheck
 from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker, TextAsker
-from openclaw_rl.judge.judges.base import Judge, JudgePanel
+from openclaw_rl.judge.judges.base import Explicit, FeedbackReader, Judge, JudgePanel
 from openclaw_rl.judge.judges.custom import NAMES, OPTION, CustomJudge
-from openclaw_rl.judge.judges.feedback import Explicit, FeedbackReader
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
 from openclaw_rl.judge.options import JudgeOptions

@@ -1,4 +1,7 @@
-"""What a judge is: what it is shown of a turn, the opinion it gives, and how it fails; and several judges as one."""
+"""What a judge is: what it is shown of a turn, the opinion it gives, and how it fails.
+
+And several judges as one, and those that read feedback: explicit scores, and what came next as the rules read it.
+"""
 
 import asyncio
 import time
@@ -9,11 +12,12 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.errors import UserError
+from openclaw_rl.judge.rules import ReplyKind, instruct, read_reply, ready
 from openclaw_rl.judge.rules.text import QUOTATION, shorten, without_code
 from openclaw_rl.judge.rules.wishes import is_unsafe, without_material
 from openclaw_rl.rendering.chat import content_text, spell_out_message, template_message
 from openclaw_rl.rendering.clients import is_passing, message_words
-from openclaw_rl.types import Feedback, HeardWishes, Hint, Note, Question, Source, StoredTurn, Verdict, Vote
+from openclaw_rl.types import UNREAD, Feedback, HeardWishes, Hint, Note, Question, Source, StoredTurn, Verdict, Vote
 
 Questions = frozenset[Question]
 WISHES_ALONE = frozenset([Question.WISHES])
@@ -32,6 +36,21 @@ FAILURES = 3
 #: Seconds of the first and the longest pause. Each pause is twice as long as the one before.
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
+#: A longer text of an environment is cut in the middle, because the beginning and the end say most.
+MAX_HINT_CHARACTERS = 2000
+#: The score of the response before each kind of reply. A rejection does not say what would be better.
+READINGS: dict[ReplyKind, float] = {
+    ReplyKind.ACKNOWLEDGEMENT: 1.0,
+    ReplyKind.MOVING_ON: 1.0,
+    ReplyKind.TOOL_SUCCESS: 1.0,
+    ReplyKind.CORRECTION: -1.0,
+    ReplyKind.CHANGE_REQUEST: -1.0,
+    ReplyKind.REJECTION: -1.0,
+    ReplyKind.REPETITION: -1.0,
+    ReplyKind.TOOL_ERROR: -1.0,
+}
+#: Replies whose hints may be wishes about form. A tool's message may sound like a wish but is none.
+ABOUT_FORM = (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION)
 
 T = TypeVar("T")
 
@@ -400,3 +419,55 @@ async def rejudge(panel: JudgePanel, turn: StoredTurn) -> TwoScores:
             await asyncio.sleep(pause)
         except (JudgeError, TimeoutError):
             return TwoScores(turn.number, stored, None)
+
+
+class Explicit:
+    """Gives the last feedback that somebody sent about this turn. It is never down.
+
+    In an episode that is the reward, and the environment's text about the turn is the hint. Nobody else is asked.
+    """
+
+    source = Source.EXPLICIT
+    down = None
+    answered = 0
+
+    async def judge(self, case: Case, wanted: Questions) -> Opinion:
+        if not case.feedback:
+            return Opinion()
+        last = case.feedback[-1]
+        if case.in_episode:
+            return Opinion(last.score, environment_hints(last.text), source=last.source)
+        hints: tuple[str, ...] | None = () if last.score > 0 else None
+        if hints is None and last.source is Source.EXPLICIT and last.text:
+            await ready()
+            hint = instruct(" ".join(last.text.split()), case.response)
+            hints = (hint,) if len(hint) > MIN_HINT else None
+        return Opinion(last.score, hints, source=last.source)
+
+
+def environment_hints(text: str) -> tuple[str, ...]:
+    hint = " ".join(text.split())
+    if len(hint) > MAX_HINT_CHARACTERS:
+        half = MAX_HINT_CHARACTERS // 2
+        hint = f"{hint[:half]} … {hint[-half:]}"
+    return (hint,) if len(hint) > MIN_HINT else ()
+
+
+class FeedbackReader:
+    """Reads what came next by rules. It is never down."""
+
+    source = Source.FEEDBACK
+    down = None
+    answered = 0
+
+    async def judge(self, case: Case, wanted: Questions) -> Opinion:
+        if not case.next_state:
+            return Opinion(reason="nothing came next")
+        await ready()
+        reading = read_reply(case.request, case.response, case.next_state)
+        score = READINGS.get(reading.kind)
+        if score is None:
+            return Opinion(reason=UNREAD)
+        hint = instruct(reading.hint, case.response) if reading.kind in ABOUT_FORM else reading.hint
+        hints = (hint,) if len(hint) > MIN_HINT else () if score > 0 else None
+        return Opinion(score, hints, reason=str(reading.kind))

@@ -1,5 +1,6 @@
-"""Reads tool results: whether a call failed, and whether that was the call's fault.
+"""Reads what came after a response: a user's words, or the results of the tools that it called.
 
+Of a result it reads whether the call failed, and whether that was the call's fault.
 A result that only contains errors (a log file, a web page) is a success. A call that could not do its work is an error:
 a wrong name or option, missing permission, a program that ends with an error, tests that fail. A failure from outside
 (the network, a limit, a service, the user) is unclear.
@@ -9,16 +10,24 @@ that asks for it, or silence for a command that prints nothing on success. Witho
 report a failure and are not in the call, the result is unclear.
 """
 
+import asyncio
 import json
 import re
+import threading
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from openclaw_rl.judge.rules.comparison import content_words
+from openclaw_rl.judge.rules.grammar import all_grammars
+from openclaw_rl.judge.rules.instructions import all_form_rules
+from openclaw_rl.judge.rules.phrases import all_languages
 from openclaw_rl.judge.rules.text import normalise, shorten
-from openclaw_rl.judge.rules.verdict import ReplyKind
+from openclaw_rl.judge.rules.verdict import NEGATIVE, Reading, ReplyKind, read_user
+from openclaw_rl.judge.rules.wishes import read_wish_as_complaint, split_wanted
+from openclaw_rl.rendering.chat import content_text
 
 #: Characters of a call and of a result that are read.
 _HEAD, _TAIL = 2000, 1500
@@ -44,6 +53,71 @@ _EMPTY: tuple[Any, ...] = ([], {}, None, "")
 #: Fields that report success, and what they hold after a failure.
 _FLAGS = {"success": False, "ok": False, "succeeded": False, "isError": True, "is_error": True, "failed": True}
 _JsonObject = dict[str, Any]
+#: How libraries that want typed answers (Instructor, pydantic-ai) say that one does not fit.
+RE_ASK = re.compile(
+    r"Correct your JSON ONLY RESPONSE, based on the following errors:|Validation Errors? found:\s"
+    r"|\d+ validation errors?:\s+```json|Your previous response failed the application's validation\b"
+)
+_compiling = threading.Lock()
+_compiled = threading.Event()
+
+
+def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, Any]]) -> Reading:
+    """Read the messages that came after `response`, which answered `request`.
+
+    A user's words take precedence over tool results. Other roles are ignored.
+    """
+    said = [text for text in texts(next_state, "user") if text.strip()]
+    if said:
+        message = "\n".join(said)
+        if RE_ASK.match(message):
+            return Reading(ReplyKind.REJECTION)
+        reading = read_user(request, response, message)
+        if reading.kind is not ReplyKind.UNCLEAR:
+            return reading
+        before, wanted = split_wanted(message)
+        if wanted and is_better_answer(wanted, before, request, response):
+            return Reading(ReplyKind.CORRECTION)
+        return read_wish_as_complaint(message, request, response)
+    results = texts(next_state, "tool", "function")
+    return Reading(read_tool_results(request, response, results) if results else ReplyKind.UNCLEAR)
+
+
+def is_better_answer(wanted: str, before: str, request: str, response: str) -> bool:
+    """Whether a text is the answer that a user wanted. After other words than a complaint it may be material.
+
+    Without any words before it, it must be about what was asked or answered.
+    """
+    if before.strip():
+        return read_user(request, response, before).kind in NEGATIVE
+    return bool(content_words(wanted) & content_words(f"{request}\n{response}"))
+
+
+def texts(messages: Sequence[Mapping[str, Any]], *roles: str) -> list[str]:
+    """The texts of the messages in some roles."""
+    return [content_text(message.get("content")) for message in messages if message.get("role") in roles]
+
+
+async def ready() -> None:
+    """Return when all phrases are compiled. The first caller has it done in a thread, so that no request waits."""
+    if not _compiled.is_set():
+        await asyncio.to_thread(_compile_once)
+
+
+def _compile_once() -> None:
+    """Compile all phrases, once. It takes seconds, in small steps, so that other threads go on."""
+    with _compiling:
+        if not _compiled.is_set():
+            for grammar in all_grammars():
+                grammar.compile()
+            read_reply("", "run()", [{"role": "tool", "content": "Error: none"}])
+            for language in all_languages():
+                for phrases in language.signals.values():
+                    phrases.compile()
+            for rules in all_form_rules():
+                for rule in rules.rules:
+                    rule.when.compile()
+            _compiled.set()
 
 
 class Call(NamedTuple):
