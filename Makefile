@@ -120,9 +120,9 @@ demo: install ## watch the model learn from a simulated person (ten minutes); AR
 env: install ## watch the model learn tool calls in an environment (ten to fifteen minutes); ARGS="--method combine --seed 1" passes flags
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
-# Three groups in parallel, although two cores suffice: tests that start servers wait for them most of the time.
-SERVERS := $(wildcard tests/test_*.py)
-ENGINES := tests/engines tests/sandbox
+# Three groups that take about as long, at once also on two cores: tests that start processes wait for them half of the time.
+SERVERS := $(wildcard tests/test_*.py) tests/dashboard tests/connect
+ENGINES := tests/engines tests/sandbox tests/envs tests/judge
 # How pytest chooses: everything that is not marked `more`, or only what is.
 FEWER := -m "not more"
 test: $(VENV)/.installed-dev ## run the tests in three parallel groups (six minutes); ARGS="-k stream" passes flags to pytest
