@@ -7,7 +7,7 @@ three ways: as an instruction, in the user's words, and both. It is for conversa
 judge does not learn whether a user or a tool replied.
 """
 
-from openclaw_rl.judge.judges.feedback import ABOUT_FORM, READINGS
+from openclaw_rl.judge.judges.base import ABOUT_FORM, READINGS
 from openclaw_rl.judge.rules import Reading, instruct, read_reply
 
 
