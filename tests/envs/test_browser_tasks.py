@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Task
-from openclaw_rl.envs.browser.addresses import Addresses, read_lines
 from openclaw_rl.envs.browser.chromium import Chromium
-from openclaw_rl.envs.browser.environment import ShowOptions, make_browser, make_tasks
+from openclaw_rl.envs.browser.environment import Addresses, ShowOptions, make_browser, make_tasks, read_lines
 from openclaw_rl.envs.browser.gate import SiteRequest
 from openclaw_rl.envs.browser.page import BrowserGone
 from openclaw_rl.envs.browser.scenes import site_reply

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from openclaw_rl.client import TOO_LONG, ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals import tool_use
-from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Message, Reply, ToolCall
 from openclaw_rl.evals.scores import CaseScore, TaskScores, ask_all
-from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, normalised
+from openclaw_rl.evals.tool_use import Expected, ToolCase, bfcl_cases, cases, grade, normalised
 from openclaw_rl.lab.schema import mismatch
 
 CASES = {case.name: case for case in cases()}

@@ -24,8 +24,7 @@ from transformers import (
 )
 
 from openclaw_rl.cli import main
-from openclaw_rl.engines.local.gguf_export import GgufExport
-from openclaw_rl.engines.local.gguf_tokens import SPLITS
+from openclaw_rl.engines.local.gguf_export import SPLITS, GgufExport
 from openclaw_rl.engines.local.merge import fitting_adapter, merge_adapter
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.models import fetch_model
