@@ -121,6 +121,9 @@ class OperationFailed(Exception):
 class Operations:
     """Judging and learning, as routes see them: the API imports neither. A server that does neither has this class."""
 
+    has_lines = False
+    """Whether people have lines of policies of their own."""
+
     def judge(self) -> str:
         """Whether turns are judged: on, off, or suspended and why."""
         return "off"
@@ -145,14 +148,9 @@ class Operations:
         """What the guard of answers found last; None if there is none, or if it has not examined anything."""
         return None
 
-    @property
-    def has_lines(self) -> bool:
-        """Whether people have lines of policies of their own."""
-        return False
-
     def line_of(self, owner: str) -> str:
         """The line that answers an owner's requests which name none."""
-        return SHARED
+        return owner if self.has_lines else SHARED
 
     def line_names(self) -> list[str]:
         """All lines with policies, the shared one first."""

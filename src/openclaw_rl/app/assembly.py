@@ -153,13 +153,11 @@ async def build_loops(
     if config.engine.takes_text:
         return BackgroundLoops(judging, None, patience, remembers=True)
     if ledger is None or not config.learns:
-        loops = BackgroundLoops(judging, None, patience, None, judge_model)
-        served = None
-        if isinstance(policy.sampler, LocalSampler) and config.engine.policy_per_user:
-            served = policy.sampler
-            loops.served_lines += lines_on_disk(config.run.folder)
-        await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler, served)
-        return loops
+        sampler = policy.sampler
+        served = sampler if isinstance(sampler, LocalSampler) and config.engine.policy_per_user else None
+        await serve_learned(config.training, config.run.folder, config.ledger_dir, sampler, served)
+        others = lines_on_disk(config.run.folder) if served is not None else []
+        return BackgroundLoops(judging, None, patience, None, judge_model, served_lines=others)
     learner = engines.open_learner()
     # A server of another project says only now what it can do.
     config.learning_method.check_learner(learner.capabilities)

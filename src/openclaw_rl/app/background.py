@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,16 @@ class BackgroundLoops(Operations):
         *,
         remembers: bool = False,
         lines: Lines | None = None,
+        served_lines: Sequence[str] = (),
     ) -> None:
         """`judge_model` judges and teaches, if the policy's own sampler does not.
 
         With `remembers`, the model is behind another API, so nothing is trained. With `lines`, `learning` is that of
-        the shared line.
+        the shared line. `served_lines` are served besides it by a server that does not learn.
         """
         self.lines = lines
-        self.served_lines = [SHARED]
-        """The lines of a server that serves them without learning."""
+        self.has_lines = lines is not None or bool(served_lines)
+        self.served_lines = [SHARED, *served_lines]
         self.remembers = remembers
         self.judging = judging
         self.learning = learning
@@ -118,15 +119,8 @@ class BackgroundLoops(Operations):
         watching = self.learning.guard if self.learning else None
         return watching.state.as_json() if watching else None
 
-    def line_of(self, owner: str) -> str:
-        return owner if self.has_lines else SHARED
-
     def line_names(self) -> list[str]:
         return self.lines.names() if self.lines else self.served_lines
-
-    @property
-    def has_lines(self) -> bool:
-        return self.lines is not None or len(self.served_lines) > 1
 
     async def serve_line(self, line: str) -> None:
         if self.lines is None:
