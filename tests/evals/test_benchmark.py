@@ -188,6 +188,9 @@ def test_a_run_that_was_stopped_goes_on_where_it_stopped(
     items = [(line["track"], line["item"]) for line in results(tmp_path)]
     assert len(items) == len(set(items)) == len(results(of_perfect))
     assert [line["begun_times"] for line in results(tmp_path)].count(2) == 1
+    capsys.readouterr()
+    assert measure(tmp_path, endpoint) == 0
+    assert f"Seed {SEED}: all is measured already." in capsys.readouterr().out
     assert measure(tmp_path, endpoint, "--seed", str(SEED), "--name", "other") == 0
     (tmp_path / f"endpoint-{SEED}.jsonl").write_text(json.dumps({**lines(tmp_path)[0], "version": "0"}) + "\n")
     assert measure(tmp_path, endpoint) == 2

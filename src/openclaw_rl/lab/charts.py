@@ -196,7 +196,8 @@ def bar_table(
     title: str, columns: Mapping[str, str], rows: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float]]]
 ) -> Chart:
     """A bar from 0 to 1 and its interval (mean, low, high) for each row and column. Each has a name and a few words."""
-    canvas = Canvas(NAMES + CELL * len(columns), ROW * (len(rows) + 1), 0, 0)
+    # A title needs room above a single column, too.
+    canvas = Canvas(NAMES + CELL * max(3, len(columns)), ROW * (len(rows) + 1), 0, 0)
     parts = []
     for place, (name, words) in enumerate(columns.items()):
         parts += two_lines(NAMES + CELL * place, 0, name, words)

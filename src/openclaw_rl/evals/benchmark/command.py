@@ -55,8 +55,9 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
             log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))
             parts.append(BenchmarkPart(system, plan, log))
     items = sum(len(part.left) for part in parts)
-    begins = f"Seed {first}, {items} item{'' if items == 1 else 's'} to measure."
-    console.print(f"{begins} If it is stopped, the same command with --out {out} goes on.", soft_wrap=True)
+    goes_on = f"to measure. If it is stopped, the same command with --out {out} goes on."
+    left = f"{items} item{'' if items == 1 else 's'} {goes_on}" if items else "all is measured already."
+    console.print(f"Seed {first}: {left}", soft_wrap=True)
     try:
         with stoppable(console), raising_first():
             asyncio.run(measured(parts, items, at_once, player, console))
