@@ -30,7 +30,7 @@ from openclaw_rl.lab.server import (
 )
 
 #: How long a server of this package may take to learn from what was said.
-LEARN_SECONDS = 300.0
+LEARN_SECONDS = 120.0
 #: The header with which a server of this package answers without what it was told.
 WITHOUT_NOTES = {"X-Notes": "off"}
 #: The owner who operates a server that several people use.
