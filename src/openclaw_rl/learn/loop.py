@@ -1,13 +1,12 @@
 """Trains while judged turns come in, and replaces the policy that serves with each better one."""
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from openclaw_rl.aio import wait_at_most
-from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused
+from openclaw_rl.engines.base import EngineError, Learner, Sampler, StepRefused
 from openclaw_rl.learn.budget import Budget
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
@@ -15,7 +14,7 @@ from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.lineage import Lineage, LineOptions
 from openclaw_rl.learn.plain_prompts import PlainAnswers
 from openclaw_rl.learn.reporting import Records, Reporter
-from openclaw_rl.learn.rollback import find_traces, newest_without, remove
+from openclaw_rl.learn.rollback import find_traces, newest_until, newest_without, remove
 from openclaw_rl.learn.step import LearnSettings, Phase, Phases, StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import first_good, trainable
@@ -160,7 +159,7 @@ class LearnLoop:
                 return
             if not self.line.is_saved:
                 self.phases.enter(Phase.SAVING)
-                with self._resting():
+                with self.phases.resting():
                     await self.line.save(kept=False)
             self.phases.enter(Phase.UNPREPARED)
 
@@ -240,7 +239,7 @@ class LearnLoop:
             if not self.line.unsaved or self.phase is Phase.UNPREPARED:
                 return False
             self.phases.enter(Phase.SAVING)
-            with self._resting():
+            with self.phases.resting():
                 await self.line.save()
             return True
 
@@ -362,7 +361,7 @@ class LearnLoop:
         """Remember the policy as the last good one, with a checkpoint of it."""
         if self.line.unsaved:
             self.phases.enter(Phase.SAVING)
-            with self._resting():
+            with self.phases.resting():
                 try:
                     await self.line.save(for_guard=True)
                 except (StepRefused, OSError) as error:
@@ -376,11 +375,7 @@ class LearnLoop:
         last = guard.last_good
         made_from = self.ledger.read(policy_line, self.version)
         saved = self.line.checkpoints.all()
-        # What the line began with has none of its steps.
-        begun = {version for one in saved if self.step and not one.step for version in one.versions}
-        later = [version for version in made_from if version > last and version not in begun]
-        checkpoint = await asyncio.to_thread(newest_without, later, saved, made_from)
-        checkpoint = None if checkpoint is None or checkpoint.is_base_model else checkpoint
+        later, checkpoint = await asyncio.to_thread(newest_until, last, saved, made_from, has_steps=self.step > 0)
         left, step = self.version, checkpoint.step if checkpoint else 0
         turns = await self.ledger.write(blame, later, guard.state.worse, self.line.name)
         try:
@@ -494,23 +489,10 @@ class LearnLoop:
         """Make one step from feedback, or else on practised answers, and save if that is due."""
         self._small_batch_since = None
         self.phases.enter(Phase.BATCHING)
-        with self._resting():
+        with self.phases.resting():
             started = time.monotonic()
             if not await self.steps.run(count, practised):
                 return
             self._pause = self.settings.first_pause
             self._recovery.add_time(time.monotonic() - started)
             await self.line.save_if_due(self.settings.save_interval, self._recovery)
-
-    @contextlib.contextmanager
-    def _resting(self) -> Iterator[None]:
-        """Whatever happens inside, end in WAITING if the learner holds the last step that counts, else UNPREPARED."""
-        lost = False
-        try:
-            yield
-        except EngineUnavailable:
-            lost = self.phase is Phase.SAVING
-            raise
-        finally:
-            lost = lost or self.phase is Phase.TRAINING
-            self.phases.enter(Phase.UNPREPARED if lost else Phase.WAITING)

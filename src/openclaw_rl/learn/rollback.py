@@ -141,6 +141,19 @@ def newest_without(
     return None
 
 
+def newest_until(
+    last: int, checkpoints: Sequence[Checkpoint], line: Collection[int], *, has_steps: bool
+) -> tuple[list[int], Checkpoint | None]:
+    """The versions of the line after `last`, and the newest checkpoint without them; None is the base model.
+
+    If the line `has_steps`, what it began with, which has none of them, is no later version.
+    """
+    begun = {version for one in checkpoints if has_steps and not one.step for version in one.versions}
+    later = [version for version in line if version > last and version not in begun]
+    checkpoint = newest_without(later, checkpoints, line)
+    return later, None if checkpoint is None or checkpoint.is_base_model else checkpoint
+
+
 def remove(traces: Traces, checkpoints: Checkpoints, policies: Policies) -> None:
     checkpoints.remove(traces.checkpoints)
     for version in traces.policies:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -95,6 +95,19 @@ class Phases:
         if phase not in TRANSITIONS[self.current]:
             raise IllegalPhase(f"learning is {self.current} and cannot become {phase}")
         self.current = phase
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Whatever happens inside, end in WAITING if the learner holds the last step that counts, else UNPREPARED."""
+        lost = False
+        try:
+            yield
+        except EngineUnavailable:
+            lost = self.current is Phase.SAVING
+            raise
+        finally:
+            lost = lost or self.current is Phase.TRAINING
+            self.enter(Phase.UNPREPARED if lost else Phase.WAITING)
 
 
 @dataclass(frozen=True, slots=True)
