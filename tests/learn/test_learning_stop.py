@@ -127,7 +127,7 @@ async def test_a_step_that_takes_too_long_is_taken_back_and_the_steps_before_it_
         run.learner.hooks["step"] = take_long
         turns.append(run.judged())
         await run.until(lambda: run.learner.calls[-1] == "step")
-        await BackgroundLoops(None, run.loop, 0.2).stop()
+        await BackgroundLoops(None, run.loop, 1.0).stop()
         assert [checkpoint.step for checkpoint in run.checkpoints] == [3]
         assert run.outcomes() == ["applied"] * 3
         assert run.states(turns[-1]) == {State.JUDGED}
