@@ -11,12 +11,13 @@ import json
 import logging
 import os
 import shutil
+import string
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from openclaw_rl.engines.base import Learner, PolicyRef, policy_in
 from openclaw_rl.models import NOT_THE_POLICY
@@ -33,12 +34,15 @@ UNFINISHED = ".unfinished-"
 
 #: In a run directory: a folder for each line but the shared one, whose files are in the run directory itself.
 LINES = "lines"
+#: What stands for itself in the name of such a folder.
+PLAIN = f"{string.ascii_lowercase}{string.digits}-_"
 
 
 def line_folder(run_dir: Path, name: str) -> Path:
     """The folder of a line's checkpoints, policies and numbers."""
-    # A name that says nothing, or a way elsewhere, is the name of one folder all the same.
-    quoted = quote(name, safe="").replace(".", "%2E") or "%"
+    # A name that says nothing, or a way elsewhere, is the name of one folder all the same. Capitals are quoted, because
+    # some disks do not tell them from small letters.
+    quoted = "".join(chr(byte) if chr(byte) in PLAIN else f"%{byte:02X}" for byte in name.encode()) or "%"
     return run_dir if name == SHARED else run_dir / LINES / quoted
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.lines import LearnerOfLines, SamplerOfLines
-from openclaw_rl.learn.checkpoints import line_folder, lines_on_disk
+from openclaw_rl.learn.checkpoints import Checkpoints, line_folder, lines_on_disk
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import training
@@ -91,12 +91,7 @@ class Lines:
 
     async def run(self) -> None:
         """Learn until cancelled."""
-        for name in sorted(self._known):
-            # Steps that were lost in a crash are found, and made again. Meanwhile a line may have been deleted.
-            try:
-                await self.serve(name)
-            except (EngineError, LedgerError, OSError) as error:
-                log.error("The line %s cannot be opened: %s", name, error)
+        await self._open_unfinished()
         with self.ledger.watch() as changed:
             while True:
                 changed.clear()
@@ -107,6 +102,23 @@ class Lines:
                     did = False
                 if not did:
                     await wait_at_most(self._patience(), changed.wait())
+
+    async def _open_unfinished(self) -> None:
+        """Open the lines whose last steps are not saved, so that these are made again. Others wait for their owners:
+        there may be thousands, and opening one reads all its files."""
+        saved = await asyncio.to_thread(lambda: {name: self._saved_version(name) for name in sorted(self._known)})
+        self.shared.line.numbers.know(max(saved.values(), default=BASE_VERSION))
+        made = self.ledger.read(training.newest_steps)
+        for name in (name for name, version in saved.items() if made.get(name, BASE_VERSION) > version):
+            try:
+                # Meanwhile it may have been deleted.
+                await self.serve(name)
+            except (EngineError, LedgerError, OSError) as error:
+                log.error("The line %s cannot be opened: %s", name, error)
+
+    def _saved_version(self, name: str) -> int:
+        states = Checkpoints.of_run(line_folder(self.run_dir, name), 1).states()
+        return states[-1].version if states else BASE_VERSION
 
     async def _take_turn(self) -> bool:
         """Do what is due for the line that has waited longest; whether anything was."""
@@ -161,25 +173,26 @@ class Lines:
         self.loops[name] = self.loops.pop(name)
         if loop.phase is Phase.WAITING:
             return True
-        held = [other for other, one in self.loops.items() if one is not loop and one.phase is not Phase.UNPREPARED]
+        others = {other: one for other, one in self.loops.items() if one is not loop}
+        held = {other: one for other, one in others.items() if one.phase is not Phase.UNPREPARED}
         excess = len(held) + 1 - self.most
         for other in sorted(held, key=self._is_paused):
             if excess > 0:
-                excess -= await self._park(other)
+                excess -= await self._park(other, held[other])
         if excess > 0:
             self._paused[name] = time.monotonic() + self.settings.first_pause
             return False
         await loop.prepare()
-        return True
+        return loop.phase is Phase.WAITING
 
-    async def _park(self, name: str) -> bool:
+    async def _park(self, name: str, loop: LearnLoop) -> bool:
         """Save a line and let the learner forget it; whether it did. An error pauses that line alone."""
         try:
-            await self.loops[name].park()
+            await loop.park()
             await self._learner.drop_line(name)
             return True
         except (EngineError, LedgerError, OSError) as error:
-            self._pause(name, error, self.loops[name])
+            self._pause(name, error, loop)
             return False
 
     def _patience(self) -> float:

@@ -77,6 +77,7 @@ class LearnLoop:
         self._lock = lock or asyncio.Lock()
         """Held in every phase but UNPREPARED, WAITING and SUSPENDED."""
         self._stopping = False
+        self._has_left = False
         self._pause = settings.first_pause
         self._small_batch_since: float | None = None
         self._accepts_small_batches = False
@@ -119,8 +120,12 @@ class LearnLoop:
                 await asyncio.sleep(self.suspend(error))
 
     async def prepare(self) -> None:
-        """Make learner and ledger agree with the last step that counts. Raises EngineError, LedgerError and OSError."""
+        """Make learner and ledger agree with the last step that counts. Raises EngineError, LedgerError and OSError.
+
+        Nothing happens if the line has been left meanwhile."""
         async with self._lock:
+            if self._has_left:
+                return
             if self.phase is Phase.UNPREPARED:
                 await self.line.prepare()
             else:
@@ -143,7 +148,7 @@ class LearnLoop:
 
     async def leave(self) -> None:
         """Take back the step that is being made, and make no other: the line is being deleted."""
-        self._stopping = True
+        self._stopping = self._has_left = True
         self._stop_examination()
         self.steps.abandon()
         if self.phase is Phase.TRAINING:

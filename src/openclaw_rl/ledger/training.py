@@ -256,6 +256,13 @@ def steps_after(db: sqlite3.Connection, version: int, line: str = SHARED) -> lis
     return []
 
 
+def newest_steps(db: sqlite3.Connection) -> dict[str, int]:
+    """For each line: the version that its last step made which was not rolled back."""
+    made = (StepOutcome.APPLIED, StepOutcome.UNDONE)
+    rows = db.execute("SELECT line, max(version) FROM updates WHERE outcome IN (?, ?) GROUP BY line", made)
+    return {line: int(version) for line, version in rows if version is not None}
+
+
 def give_up(db: sqlite3.Connection, batches: Sequence[Batch], takes: str | None = None) -> None:
     """Roll lost steps back before they are made again: their turns are not trained on any more.
 
