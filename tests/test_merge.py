@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -27,7 +27,9 @@ from transformers import (
 from openclaw_rl.cli import main
 from openclaw_rl.engines.local.gguf_export import GgufExport
 from openclaw_rl.engines.local.merge import UNFINISHED, fitting_adapter, merge_adapter
+from openclaw_rl.engines.local.model.policy_slots import read_adapter
 from openclaw_rl.errors import UserError
+from openclaw_rl.learn.checkpoints import line_folder, verify, write_new_record
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.schema import open_ledger, transaction
 from openclaw_rl.models import read_gguf
@@ -376,3 +378,40 @@ def test_notes_get_into_the_modelfile_of_who_agrees_and_of_one_user_only(
     for answer in ("n", "", "y"):
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
         assert ("pirate" in text(f"asked-{answer}", "--user", "ben")) == (answer == "y")
+
+
+def change(folder: Path) -> dict[str, torch.Tensor]:
+    """What an adapter adds to each weight."""
+    config, modules = read_adapter(folder)
+    return {name: config["lora_alpha"] / config["r"] * pair["B"] @ pair["A"] for name, pair in modules.items()}
+
+
+def test_the_average_of_lines_is_the_nearest_adapter_of_the_same_rank(
+    adapters: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    for name, adapter in zip(("anna", "Ben"), adapters, strict=False):
+        folder = line_folder(run_dir, name) / "checkpoints" / "step-000002-v1"
+        shutil.copytree(adapter, folder)
+        save_file({"moment": torch.ones(2)}, folder / "learner.optimizer")
+        write_new_record(folder)
+    out = tmp_path / "out"
+    assert main(["merge", "--lines", str(out), "--run-dir", str(run_dir)]) == 0
+    assert "The average of 2 lines (Ben, anna)" in capsys.readouterr().out
+    verify(out)
+    rank = json.loads((out / "adapter_config.json").read_text())["r"]
+    one, other, average = (change(folder) for folder in (*adapters[:2], out))
+    assert average.keys() == one.keys()
+    for name, found in average.items():
+        wanted = (one[name] + other[name]) / 2
+        lost = torch.linalg.svdvals(wanted)[rank:].norm()
+        assert torch.isclose((wanted - found).norm(), lost, rtol=1e-3, atol=1e-6)
+        assert lost < wanted.norm()
+    assert load_file(out / "learner.optimizer")["moment"].tolist() == [0, 0]
+    # The average of an adapter with itself is that adapter.
+    shutil.rmtree(line_folder(run_dir, "Ben"))
+    assert main(["merge", "--lines", str(tmp_path / "none"), "--run-dir", str(run_dir)]) == 2
+    shutil.copytree(line_folder(run_dir, "anna"), line_folder(run_dir, "Ben"))
+    assert main(["merge", "--lines", str(tmp_path / "same"), "--run-dir", str(run_dir)]) == 0
+    same = change(tmp_path / "same")
+    assert all(torch.allclose(same[name], one[name], atol=1e-5) for name in one)

@@ -131,6 +131,9 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
         assert version_of(ask(program, "carl")) == served["carl"]
         for who in ("anna", "ben"):
             learned(program, who, 2)
+        code, out, err = run_command(tmp_path, "merge", "--lines", str(tmp_path / "average"))
+        assert code == 0, err
+        assert "anna, ben" in out
         back = send(program, "POST", "/v1/policy/rollback", "admin", {"line": "anna", "version": 0})
         assert back.status_code == 200, back.text
         assert lines(program)["anna"]["step"] == 0
@@ -147,6 +150,11 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
         assert weights(tmp_path, "carl") == before
         assert ask(program, "carl")["choices"] == of_carl
 
+    with team(tiny_model, tmp_path / "next", "--resume-from-ckpt", str(tmp_path / "average")) as program:
+        assert version_of(ask(program, "carl")) == 1, "the average of all is the shared line of another run"
+        teach(program, "carl")
+        learned(program, "carl", 1)
+
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
@@ -154,8 +162,7 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
         (["--lora-rank", "0"], "--lora-rank 0 trains all weights"),
         (["--learner", "outside", "--sampler", "vllm"], "outside trains one line"),
         (["--learner", "slime", "--sampler", "sglang"], "slime trains one line"),
-        (["--backend", "tinker"], "works with the local engine so far, and --sampler is tinker"),
-        (["--sampler", "vllm"], "works with the local engine so far, and --sampler is vllm"),
+        (["--backend", "tinker"], "vllm or sglang, and --sampler is tinker"),
         (["--sampler", "upstream", "--upstream-url", "http://127.0.0.1:1", "--upstream-model", "m"], "weights"),
         (["--custom-generate-function-path", "mine.py"], "which asks the shared line"),
         (["--api-key", ""], "needs a key for each person"),

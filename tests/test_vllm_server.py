@@ -32,11 +32,15 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def ask(program: Program) -> dict[str, Any]:
-    answer = httpx.post(f"{program.url}/v1/chat/completions", json=ASK, timeout=60)
+def ask(program: Program, key: str = "") -> dict[str, Any]:
+    answer = httpx.post(f"{program.url}/v1/chat/completions", json=ASK, headers=of(key), timeout=60)
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
     return told
+
+
+def of(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def ready(program: Program) -> dict[str, Any]:
@@ -90,3 +94,25 @@ def test_it_serves_learns_and_goes_on_when_its_vllm_or_the_guard_dies(
     while vllm_pids():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.more
+def test_each_person_has_a_line_on_a_vllm_server(tiny_model: Path, tmp_path: Path, interpreter: Path) -> None:
+    flags = (*LEARN, *FAST, "--run-dir", str(tmp_path / "run"), "--vllm-python", str(interpreter), "--no-guard")
+    keys = ("--policy-per-user", "--policy-slots", "2", "--admin-key", "sk-admin")
+    with serving(SERVE, tiny_model, *flags, *keys, "--api-key", "anna=sk-anna,ben=sk-ben,carl=sk-carl") as program:
+        people = ("sk-anna", "sk-ben", "sk-carl")
+        for key in people:
+            for score in (1, -1):
+                body = {"id": ask(program, key)["id"], "score": score}
+                posted = httpx.post(f"{program.url}/v1/feedback", json=body, headers=of(key), timeout=60)
+                assert posted.status_code == 200
+            until(lambda key=key: ask(program, key)["system_fingerprint"] != "policy-0", program)  # type: ignore[misc]
+        served = {key: ask(program, key)["system_fingerprint"] for key in people}
+        assert len(set(served.values())) == 3
+        for _ in range(2):
+            assert {key: ask(program, key)["system_fingerprint"] for key in people} == served
+        (vllm,) = vllm_pids()
+        os.kill(vllm, signal.SIGKILL)
+        until(lambda: vllm not in (found := vllm_pids()) and bool(found), program)
+        assert {key: ask(program, key)["system_fingerprint"] for key in people} == served

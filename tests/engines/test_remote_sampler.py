@@ -26,7 +26,7 @@ from openclaw_rl.engines.remote.replica import BLOCK_TOKENS, ReplicaTimes
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.engines.remote.sglang import SglangDialect
 from openclaw_rl.engines.remote.vllm import VllmDialect
-from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
+from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams, ScoreRequest
 from support.inference_servers import ServerDouble
 from support.server_program import ROOT
 
@@ -135,6 +135,29 @@ async def test_a_version_is_on_all_servers_before_it_serves_and_goes_from_all(
     await until(lambda: not any(server.model.slots for server in servers))
 
 
+async def test_more_lines_than_adapters_take_turns_on_all_servers(
+    sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
+) -> None:
+    people = [f"person-{number}" for number in range(5)]
+    for number, name in enumerate(people):
+        await sampler.publish(10 + number, adapter(tmp_path / name), line=name)
+    assert not any(server.model.slots for server in servers), "they are loaded when somebody asks"
+
+    async def version_of(line: str) -> int:
+        stream = sampler.sample(SampleRequest([1], SamplingParams(2), line=line))
+        assert [token.token_id async for batch in stream for token in batch]
+        return stream.version
+
+    at_once = [*people, *people[:3], "nobody"]
+    assert await asyncio.gather(*map(version_of, at_once)) == [10, 11, 12, 13, 14, 10, 11, 12, 0]
+    for server in servers:
+        assert len(versions(server)) == 2
+    assert len((await sampler.score(ScoreRequest([1, 2, 3], 2, version=10))).logprobs) == 2
+    for version in sampler.versions_of("person-1"):
+        sampler.retract(version)
+    assert await version_of("person-1") == 0
+
+
 async def test_a_retracted_version_is_unloaded_when_its_last_request_ends(
     sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
 ) -> None:
@@ -153,19 +176,21 @@ async def test_a_retracted_version_is_unloaded_when_its_last_request_ends(
 async def test_a_foreign_server_keeps_nothing_of_a_run_that_ended_or_was_killed(
     servers: list[ServerDouble], tiny_model: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "policies").mkdir()
-    killed, neighbour = (sampler_of(servers, tiny_model, tmp_path / name) for name in ("policies", "elsewhere"))
+    mine, other = (tmp_path / run / "policies" for run in ("mine", "other"))
+    killed, neighbour = (sampler_of(servers, tiny_model, folder) for folder in (mine, other))
     for sampler in (killed, neighbour):
         await sampler.start()
-    await killed.publish(1, adapter(tmp_path / "policies" / "v1"))
-    await neighbour.publish(1, adapter(tmp_path / "elsewhere" / "v1"))
-    (left,) = {name for name in servers[0].model.slots if name.startswith(killed._prefix)}
-    again = sampler_of(servers, tiny_model, tmp_path / "policies")
+    await killed.publish(1, adapter(mine / "v1"))
+    await killed.publish(2, adapter(tmp_path / "mine" / "line"), candidate=True, line="ben")
+    await neighbour.publish(1, adapter(other / "v1"))
+    left = {name for name in servers[0].model.slots if name.startswith(killed._prefix)}
+    assert len(left) == 2
+    again = sampler_of(servers, tiny_model, mine)
     await again.start()
-    assert all(left not in server.model.slots for server in servers)
-    await again.publish(1, PolicyRef(WeightForm.PEFT, tmp_path / "policies" / "v1"))
+    assert not any(left & server.model.slots.keys() for server in servers)
+    await again.publish(1, PolicyRef(WeightForm.PEFT, mine / "v1"))
     assert all(len(server.model.slots) == 2 for server in servers)
-    assert all(left not in server.model.slots for server in servers)
+    assert not any(left & server.model.slots.keys() for server in servers)
     await again.close()
     await neighbour.close()
     assert not any(server.model.slots for server in servers)

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shlex
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from importlib.metadata import version
@@ -36,7 +37,9 @@ from openclaw_rl.evals.scores import CaseScore, EvalPlan, OnCase, TaskScores, by
 from openclaw_rl.evals.summary import summarise
 from openclaw_rl.lab.commands import check_writable
 from openclaw_rl.lab.server import RunningServer
+from openclaw_rl.learn.checkpoints import line_folder, write_new_record
 from support.harness import Bench, running
+from support.records import Book
 from support.server_program import ROOT
 from support.trials import a_trial, an_exam, learning
 
@@ -107,14 +110,12 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(eval_tasks, "BUILT_IN", ("brief",))
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    for path in adapters[0].iterdir():
-        (checkpoint / path.name).write_bytes(path.read_bytes())
-    record = {"step": 1, "version": 7, "created": 0.0, "batches": [], "files": {}}
-    (checkpoint / "checkpoint.json").write_text(json.dumps(record))
+    checkpoint = line_folder(tmp_path, "anna") / "checkpoints" / "step-000001-v7"
+    shutil.copytree(adapters[0], checkpoint)
+    write_new_record(checkpoint)
+    Book(tmp_path).close()
     found = tmp_path / "found.json"
-    line = ["eval", "--model-path", str(checkpoint), "--compare", "base", "--eval-tasks", "conversation"]
+    line = ["eval", "--line", "anna", "--run-dir", str(tmp_path), "--compare", "base", "--eval-tasks", "conversation"]
     assert main([*line, "--model-name", str(tiny_model), "--json", str(found)]) == 0
     shown = capsys.readouterr().out
     assert "base: server started\nbase: conversation: 10 of 23 cases, about " in shown
@@ -125,6 +126,8 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     assert [case["case"] for case in own] == [case["case"] for case in base]
     assert [case["answer"] for case in own] != [case["answer"] for case in base]
     assert 0 <= task["difference"]["p"] <= 1
+    assert main(["report", "--line", "anna", "--run-dir", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    assert "conversation" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.more

@@ -1,6 +1,7 @@
 """Lines: each person's turns teach their own line, on one learner that steps for whoever has waited longest."""
 
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 import pytest
@@ -131,3 +132,25 @@ async def test_a_line_that_cannot_be_saved_pauses_alone(tmp_path: Path) -> None:
     finally:
         await team.kill()
         team.book.close()
+
+
+async def test_a_wish_that_most_people_have_in_the_same_words_teaches_the_shared_line(team: TeamRun) -> None:
+    await team.start(learning=False)
+    wishes = {"anna": "Be brief.", "ben": "be brief", "emil": "", "fred": "", "dora": "Be brief, I am ill."}
+    wishes |= {"carl": "Be brief.", "gina": "Be Brief.", "hugo": "Be brief."}
+    for owner, text in wishes.items():
+        turns = team.judged(owner, practices.MIN_REACTIONS)
+        if text:
+            note = team.book.change(notes.add, owner, text).number
+            kept = [(turn, note, 1, 1, 2e9) for turn in turns]
+            team.book.change(Connection.executemany, "INSERT INTO note_outcomes VALUES (?, ?, ?, ?, ?)", kept)
+        common = team.book.change(practices.add_common)
+        assert (common is not None) == (owner == "gina"), "not two of two, nor three of six; four of seven, and once"
+        if common:
+            assert (common.owner, common.text.casefold().rstrip(".")) == (SHARED, "be brief")
+            practised = team.book.change(begin, common.number, *[None] * practices.BATCH)
+    assert team.book.ledger.read(practices.questions, SHARED) == [], "nobody's messages are practised with"
+    team.learn()
+    await team.trained(*practised)
+    assert team.served(SHARED) == [practised]
+    assert practised not in [*team.steps("anna"), *team.steps("ben"), *team.steps("carl")]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
@@ -12,8 +13,7 @@ from openclaw_rl.engines import custom_sampler
 from openclaw_rl.engines.base import Learner, Sampler, TextSampler
 from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
-from openclaw_rl.engines.local.process.learner import LocalLearner
-from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.lines import LearnerOfLines, SamplerOfLines
 from openclaw_rl.engines.outside.options import OutsideOptions
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
 from openclaw_rl.judge.build import JudgeSetup, JudgingModel, build_loop, check_teacher
@@ -153,9 +153,8 @@ async def build_loops(
     if config.engine.takes_text:
         return BackgroundLoops(judging, None, patience, remembers=True)
     if ledger is None or not config.learns:
-        sampler = policy.sampler
-        served = sampler if isinstance(sampler, LocalSampler) and config.engine.policy_per_user else None
-        await serve_learned(config.training, config.run.folder, config.ledger_dir, sampler, served)
+        served = cast(SamplerOfLines, policy.sampler) if config.engine.policy_per_user else None
+        await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler, served)
         others = lines_on_disk(config.run.folder) if served is not None else []
         return BackgroundLoops(judging, None, patience, None, judge_model, served_lines=others)
     learner = engines.open_learner()
@@ -164,9 +163,9 @@ async def build_loops(
     stack.push_async_callback(learner.close)
     setup, lines = learn_setup(config), None
     if config.engine.policy_per_user:
-        assert isinstance(learner, LocalLearner)
-        assert isinstance(policy.sampler, LocalSampler)
-        lines = build_lines(setup, ledger, learner, policy.sampler, policy.chat_renderer, registry)
+        # `check_lines` has refused engines without lines.
+        engine = cast(LearnerOfLines, learner), cast(SamplerOfLines, policy.sampler)
+        lines = build_lines(setup, ledger, *engine, policy.chat_renderer, registry)
         learning = lines.shared
     else:
         learning = build_learning(setup, ledger, learner, policy.sampler, policy.chat_renderer, registry)

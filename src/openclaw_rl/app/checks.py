@@ -59,7 +59,8 @@ def check_lines(config: Config) -> None:
         raise ConfigError(f"{option} needs weights that are here: behind an API they are not.")
     for part, factory in (("--sampler", config.sampler), ("--learner", config.learner)):
         if not factory.has_lines:
-            raise ConfigError(f"{option} works with the local engine so far, and {part} is {factory.name}.")
+            engines = "--learner local and --sampler local, vllm or sglang"
+            raise ConfigError(f"{option} works with {engines}, and {part} is {factory.name}.")
     if config.engine.custom_generate_function_path:
         raise ConfigError(f"{option} does not work with --custom-generate-function-path, which asks the shared line.")
     if not config.server.api_keys:

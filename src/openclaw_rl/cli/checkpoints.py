@@ -3,18 +3,22 @@ what the guard set aside."""
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, operator_key, run_config
 from openclaw_rl.client import Client
+from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import line_folder
 from openclaw_rl.ledger.run_dir import server_url, was_served
 from openclaw_rl.ledger.schema import check_ledger, open_ledger, transaction
 from openclaw_rl.terminal import console, plural, print_titled
 
+NO_CHECKPOINT = "Give a checkpoint (openclaw-rl checkpoints lists them), or --line KEY-NAME."
 ROLLBACK_DOC = "serve an earlier policy, and continue learning from it"
 RELEARN_DOC = "learn from the turns that the guard set aside, all the same"
 
@@ -50,6 +54,16 @@ def run_checkpoints(options: argparse.Namespace) -> int:
     if guard := GuardState.read(line_folder(config.run.folder, options.line) / FILE).in_words():
         console().print(Text.assemble(("Guard: ", "bold"), guard), soft_wrap=True)
     return 0
+
+
+def newest_of_line(config: Config, line: str | None) -> Path:
+    """The newest checkpoint of a line. Raises UserError."""
+    if line is None:
+        raise UserError(NO_CHECKPOINT)
+    newest = config.checkpoints_of(line).latest()
+    if newest is None or newest.is_base_model:
+        raise UserError(f"The line {line} has no checkpoint with weights of its own yet.")
+    return newest.folder
 
 
 def add_rollback(commands: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
+from openclaw_rl.cli.checkpoints import newest_of_line
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import agrees, console, progress
@@ -61,11 +62,19 @@ def add(commands: Any) -> None:
     )
     notes.add_argument("--without-notes", action="store_false", dest="with_notes", help="do not ask about notes")
     parser.add_argument("--user", metavar="KEY-NAME", help="the API key whose notes are meant; never those of several")
-    parser.add_argument("--line", metavar="KEY-NAME", help="merge the newest checkpoint of this person's line")
+    lines = parser.add_mutually_exclusive_group()
+    lines.add_argument("--line", metavar="KEY-NAME", help="merge the newest checkpoint of this person's line")
+    lines.add_argument(
+        "--lines",
+        action="store_true",
+        help="write a checkpoint with the average of all people's lines, for --resume-from-ckpt and eval",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     config = run_config(options)
+    if options.lines:
+        return write_average(options, config)
     if options.checkpoint is None:
         options.checkpoint = newest_of_line(config, options.line)
     if options.gguf is None:
@@ -78,14 +87,24 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"The model cannot be written to {options.out}: {error.strerror or error}.") from None
 
 
-def newest_of_line(config: Config, line: str | None) -> Path:
-    """The newest checkpoint of a line. Raises UserError."""
-    if line is None:
-        raise UserError("Give a checkpoint to merge (openclaw-rl checkpoints lists them), or --line KEY-NAME.")
-    newest = config.checkpoints_of(line).latest()
-    if newest is None or newest.is_base_model:
-        raise UserError(f"The line {line} has no checkpoint with weights of its own yet.")
-    return newest.folder
+def write_average(options: argparse.Namespace, config: Config) -> int:
+    from openclaw_rl.engines.local.merge import average_adapters, finished_folder
+    from openclaw_rl.learn.checkpoints import lines_on_disk, write_new_record
+
+    if options.checkpoint or options.gguf:
+        raise UserError("--lines takes a new folder alone: openclaw-rl merge --lines OUT.")
+    newest = {line: config.checkpoints_of(line).latest() for line in lines_on_disk(config.run.folder)}
+    saved = {line: one.folder for line, one in newest.items() if one is not None and not one.is_base_model}
+    if len(saved) < 2:
+        raise UserError(f"An average needs two lines with checkpoints, and {config.run.folder} has {len(saved)}.")
+    with finished_folder(options.out) as folder:
+        average_adapters(list(saved.values()), folder)
+        write_new_record(folder)
+    what = f"The average of {len(saved)} lines ({', '.join(saved)}) is in {options.out}"
+    advice = f"Compare it (openclaw-rl eval --model-path {options.out} --compare base) before you serve it to everybody"
+    how = f"openclaw-rl serve --resume-from-ckpt {options.out}"
+    console().print(Text(f"{what}. {advice}: {how}. What is forgotten later stays in it."), soft_wrap=True)
+    return 0
 
 
 def write_folder(options: argparse.Namespace, config: Config) -> int:

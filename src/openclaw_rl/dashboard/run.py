@@ -172,7 +172,7 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
         read_metrics(line_folder(folder, source.line) / METRICS_FILE),
         source.model_name or base_model(checkpoints) or EMBEDDED,
         checkpoints,
-        read_evaluations(folder),
+        read_evaluations(line_folder(folder, source.line)),
     )
     try:
         # One snapshot: the whole page shows the same moment, even if a server writes meanwhile.

@@ -185,7 +185,7 @@ class PolicyVersions(Generic[Weights]):
 
     def use(self, version: int) -> Use:
         """Keep a version from being evicted until `release`, or from being forgotten until it is `loaded`."""
-        waits = self._load is not None and (version not in self._held or version == self._leaving)
+        waits = self._load is not None and (version in self._unloaded or version == self._leaving)
         use = Use(version, waits)
         self._uses.add(use)
         if not waits and version in self._held:

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from openclaw_rl.engines.base import Learner, PolicyRef, policy_in
 from openclaw_rl.models import NOT_THE_POLICY
-from openclaw_rl.types import SHARED, Batch
+from openclaw_rl.types import BASE_VERSION, SHARED, Batch
 
 log = logging.getLogger(__name__)
 
@@ -164,8 +164,7 @@ class Checkpoints:
             return await asyncio.to_thread(self._finish, folder, parent / name, record)
 
     def _finish(self, folder: Path, target: Path, record: dict[str, Any]) -> Checkpoint:
-        record["files"] = {path.name: digest(path) for path in sorted(folder.iterdir())}
-        write_record(folder, record)
+        write_record(folder, {**record, "files": digests(folder)})
         replace_folder(folder, target)
         self.prune()
         return read_record(target)
@@ -250,6 +249,16 @@ def verify(folder: Path) -> None:
             raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name}: {error}.") from error
         if actual != expected:
             raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name} is not what was written.")
+
+
+def write_new_record(folder: Path) -> None:
+    """Make a folder with a policy and a learner's state a checkpoint that holds no step of any run."""
+    record = {"step": 0, "version": BASE_VERSION + 1, "created": time.time(), "batches": []}
+    write_record(folder, {**record, "files": digests(folder)})
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in sorted(folder.iterdir())}
 
 
 def digest(path: Path) -> str:

@@ -182,8 +182,7 @@ class Lines:
         if excess > 0:
             self._paused[name] = time.monotonic() + self.settings.first_pause
             return False
-        await loop.prepare()
-        return loop.phase is Phase.WAITING
+        return await loop.prepare()
 
     async def _park(self, name: str, loop: LearnLoop) -> bool:
         """Save a line and let the learner forget it; whether it did. An error pauses that line alone."""

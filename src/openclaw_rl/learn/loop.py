@@ -119,13 +119,14 @@ class LearnLoop:
             except (EngineError, LedgerError, OSError) as error:
                 await asyncio.sleep(self.suspend(error))
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> bool:
         """Make learner and ledger agree with the last step that counts. Raises EngineError, LedgerError and OSError.
 
-        Nothing happens if the line has been left meanwhile."""
+        Whether they do: nothing happens if the line has been left meanwhile.
+        """
         async with self._lock:
             if self._has_left:
-                return
+                return False
             if self.phase is Phase.UNPREPARED:
                 await self.line.prepare()
             else:
@@ -133,6 +134,7 @@ class LearnLoop:
             if self.phase is not Phase.WAITING:
                 self.phases.enter(Phase.WAITING)
         self.trouble = ""
+        return True
 
     def suspend(self, error: Exception) -> float:
         """After an error: note why no step can be made; for how many seconds none should be tried."""

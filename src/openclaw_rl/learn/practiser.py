@@ -123,7 +123,7 @@ class Practiser:
         current = self.ledger.read(practices.current)
         self._patience = self.settings.idle_seconds
         if current is None and self.settings.automatic and self._is_idle() and self.loop.is_waiting:
-            current = await self.ledger.write(practices.add_due)
+            current = await self.ledger.write(practices.add_due, lines=self.line_of is not None)
         if current is None:
             await asyncio.sleep(self.settings.poll_seconds)
             return

@@ -10,11 +10,12 @@ from openclaw_rl.ledger import notes, verdicts
 from openclaw_rl.ledger.errors import CannotPractise, DamagedTurn
 from openclaw_rl.ledger.groups import OF_LINE
 from openclaw_rl.ledger.packing import known, unpack_message
-from openclaw_rl.ledger.sessions import PRACTISED, load_messages, move
+from openclaw_rl.ledger.sessions import IMPORTED, PRACTISED, load_messages, move
 from openclaw_rl.ledger.turns import record_turn
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.types import (
     ENDED_PRACTICE,
+    SHARED,
     Continuation,
     Hint,
     Note,
@@ -41,6 +42,8 @@ BATCH = 8
 OWN_BATCH = 16
 #: A note is practised once this many reactions show that the model keeps to it with its context, in at least half.
 MIN_REACTIONS = 4
+#: So many people, and more than half of all, make a wish everybody's.
+MIN_SHARING = 3
 #: The most characters of a first message that is practised with, and how many are looked at.
 MAX_QUESTION_CHARACTERS = 400
 MAX_QUESTIONS = 400
@@ -76,21 +79,50 @@ def _under_way(db: sqlite3.Connection, note: int) -> Practice | None:
     return next((one for one in load_all(db, note) if one.state not in ENDED_PRACTICE), None)
 
 
-def add_due(db: sqlite3.Connection) -> Practice | None:
+def add_due(db: sqlite3.Connection, *, lines: bool = False) -> Practice | None:
     """Let the first note be practised that is due for it, if there is one.
 
-    It is one that the model keeps to with its context, and that was not practised since it got its text.
+    It is one that the model keeps to with its context, and that was not practised since it got its text. Where people
+    have lines of their own, the shared line first practises what most people wish.
     """
+    if lines and (common := add_common(db)):
+        return _add(db, common, by_hand=False)
     for note in notes.of_owner(db):
-        if note.state is not NoteState.ACTIVE or note.pinned:
-            continue
-        heard = reactions(db, note)
-        if heard.total < MIN_REACTIONS or 2 * heard.held < heard.total:
-            continue
-        tried = any(one.created >= note.changed for one in load_all(db, note.number))
-        if not tried:
+        if _is_kept(db, note) and not any(one.created >= note.changed for one in load_all(db, note.number)):
             return _add(db, note, by_hand=False)
     return None
+
+
+def _is_kept(db: sqlite3.Connection, note: Note) -> bool:
+    """Whether reactions show that the model keeps to an active note with its context."""
+    if note.state is not NoteState.ACTIVE or note.pinned:
+        return False
+    heard = reactions(db, note)
+    return heard.total >= MIN_REACTIONS and 2 * heard.held >= heard.total
+
+
+def add_common(db: sqlite3.Connection) -> Note | None:
+    """Give the shared line the first wish that most people have and that it has not had yet; None without one.
+
+    Most are more than half of those who have talked to this server, and at least `MIN_SHARING`. They must have the wish
+    in the same words, up to capitals and the full stop, so nobody's other words get into the shared line. It is
+    practised with questions that come with the program, because that line has no conversations of its own.
+    """
+    rows = db.execute("SELECT DISTINCT owner FROM sessions WHERE owner NOT IN (?, ?)", (SHARED, IMPORTED))
+    people = {row["owner"] for row in rows}
+    had = {_wording(note) for note in notes.of_owner(db, SHARED, all_states=True)}
+    wishing: dict[str, set[str]] = {}
+    for note in notes.of_owner(db):
+        if note.owner in people and (note.reason == LEARNED or _is_kept(db, note)):
+            owners = wishing.setdefault(_wording(note), set())
+            owners.add(note.owner)
+            if len(owners) >= MIN_SHARING and 2 * len(owners) > len(people) and _wording(note) not in had:
+                return notes.add(db, SHARED, note.text, scope=note.scope)
+    return None
+
+
+def _wording(note: Note) -> str:
+    return f"{note.text}|{note.scope}".casefold().replace(".|", "|")
 
 
 def reactions(db: sqlite3.Connection, note: Note) -> NoteOutcomes:

@@ -68,7 +68,8 @@ def shown_line(dashboard: Dashboard, viewer: Viewer, wanted: str | None) -> str:
 
 
 def learning_charts(dashboard: Dashboard, db: Connection, line: str) -> list[Chart]:
-    evaluated = evaluation_charts(read_evaluations(dashboard.run.run_dir)) if line == SHARED else []
+    run_dir = dashboard.run.run_dir
+    evaluated = evaluation_charts(read_evaluations(run_dir and line_folder(run_dir, line)))
     return [*evaluated, *step_charts(pages.step_metrics(db, STEPS_IN_CHARTS, line))]
 
 

@@ -4,18 +4,23 @@ For programs that cannot load adapters. `gguf_export` writes the same weights as
 """
 
 import contextlib
+import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import write_tensors
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
+from openclaw_rl.engines.local.training.policy_trainer import OPTIMIZER, STATE
 from openclaw_rl.errors import UserError
-from openclaw_rl.models import ON_TINKER, copy_companion_files
+from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ON_TINKER, copy_companion_files
 
 #: In a folder that is being written: what there is of it so far.
 UNFINISHED = ".unfinished"
@@ -69,8 +74,47 @@ def fitting_adapter(base: Path, adapter: Path) -> FittingAdapter:
             raise UserError(f"{adapter} adapts {name}, which {base} does not have.")
         if shapes[name] != [pair["B"].shape[0], pair["A"].shape[1]]:
             raise UserError(f"{adapter} does not fit {base}: {name} has another size there.")
-    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-    return FittingAdapter(scale, factors)
+    return FittingAdapter(scale_of(config), factors)
+
+
+def average_adapters(checkpoints: Sequence[Path], folder: Path) -> None:
+    """Write a learner's state whose adapter changes the weights as the checkpoints do on average. Raises UserError.
+
+    It comes as near to that as its rank allows. No step is in it, and the optimiser has seen nothing.
+    """
+    try:
+        read = [read_adapter(checkpoint) for checkpoint in checkpoints]
+    except BadPolicy as error:
+        raise UserError(f"{error}.") from None
+    config = read[0][0]
+    adapters = [(scale_of(one) / len(read), modules) for one, modules in read]
+    tensors = {}
+    for name, first in read[0][1].items():
+        factors = [(share * pairs[name]["B"].float(), pairs[name]["A"].float()) for share, pairs in adapters]
+        down, up = best_factors(torch.cat([b for b, _ in factors], 1), torch.cat([a for _, a in factors]), config["r"])
+        for side, factor in (("A", down), ("B", up / scale_of(config))):
+            tensors[f"base_model.model.{name}.lora_{side}.weight"] = factor.to(first[side].dtype).contiguous()
+    write_tensors(tensors, folder / ADAPTER_WEIGHTS)
+    shutil.copy(checkpoints[0] / ADAPTER_CONFIG, folder)
+    moments = load_file(checkpoints[0] / OPTIMIZER)
+    write_tensors({name: torch.zeros_like(moment) for name, moment in moments.items()}, folder / OPTIMIZER)
+    (folder / STATE).write_text(json.dumps({"steps": 0, "micro_batches": 0}))
+
+
+def best_factors(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The two factors of this rank, [rank, in] and [out, rank], whose product is nearest to `up @ down`."""
+    # The product has at most as many directions as the factors together, so it is never computed as a whole.
+    (left, one), (right, other) = torch.linalg.qr(up), torch.linalg.qr(down.t())
+    u, sizes, v = torch.linalg.svd(one @ other.t())
+    root = sizes[:rank].sqrt()
+    factors = (root[:, None] * (v[:rank] @ right.t()), (left @ u[:, :rank]) * root)
+    missing = rank - len(root)
+    return torch.nn.functional.pad(factors[0], (0, 0, 0, missing)), torch.nn.functional.pad(factors[1], (0, missing))
+
+
+def scale_of(config: Mapping[str, Any]) -> float:
+    """What the product of an adapter's factors is multiplied by."""
+    return float(config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"]))
 
 
 def weight_shapes(folder: Path) -> dict[str, list[int]]:

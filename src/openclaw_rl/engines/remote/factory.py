@@ -42,6 +42,7 @@ class RemoteSamplerFactory(SamplerFactory):
     model_files = ModelFiles.WEIGHTS
     default_model = EMBEDDED
     takes_urls = True
+    has_lines = True
 
     @abstractmethod
     def options(self, settings: EngineSettings) -> RemoteServers:

@@ -22,7 +22,7 @@ from openclaw_rl.engines.remote.sampler import (
     ServedPolicy,
 )
 from openclaw_rl.engines.stream import TokenStream
-from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, ScoreRequest, Scores
 
 #: What `--lora-rank 0` costs on servers of other projects, for the banner.
 COST = "one policy version at a time: requests wait while a new one is loaded, and the base model is not kept"
@@ -119,7 +119,7 @@ class FullWeightSampler(RemoteSampler):
             self._running.discard(ended)
             ended.set_result(None)
 
-    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
         self.capabilities.check_loads(policy)
         async with self._versions.publishing(version):
             try:

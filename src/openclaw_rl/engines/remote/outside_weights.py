@@ -11,7 +11,7 @@ from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler, ServedPolicy
 from openclaw_rl.engines.stream import TokenStream
-from openclaw_rl.types import BASE_VERSION, SampleRequest, SamplingParams
+from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, SamplingParams
 
 COST = "an outside trainer replaces its weights: an answer may begin on one version and end on the next"
 #: What is sampled to find out which weights a server holds.
@@ -112,7 +112,7 @@ class OutsideWeightsSampler(RemoteSampler):
                         self._see(piece.weights)
         return self.newest_version
 
-    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
         raise EngineUnavailable("An outside trainer replaces the weights of these servers, so no policy can be loaded.")
 
     def forget(self, stream: TokenStream) -> None:

@@ -34,7 +34,7 @@ from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica, ReplicaTimes, Router
 from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
-from openclaw_rl.types import BASE_VERSION, SampleRequest, SamplingParams, ScoreRequest, Scores
+from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, SamplingParams, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class RemoteSampler:
     ) -> None:
         self.dialect = dialect
         self.options = options
-        self._versions = PolicyVersions[ServedPolicy](options.policies, self._unload_soon)
+        self._versions = PolicyVersions[ServedPolicy](options.policies, self._unload_soon, self._load_when_up)
         # Servers key their cached prefixes by an adapter's name, so a name must never stand for two policies, also not
         # after this program was started again.
         self._prefix = f"openclaw-{secrets.token_hex(4)}"
@@ -174,7 +174,7 @@ class RemoteSampler:
         """Find out whether policies can be loaded, and hold the base model."""
         options = self.options
         for replica in self.replicas:
-            await unload_leftovers(self.dialect, replica, options.policies_folder)
+            await unload_leftovers(self.dialect, replica, options.policies_folder.parent)
             if options.learns:
                 name = f"{self._prefix}-probe"
                 await check_adapters(
@@ -208,11 +208,11 @@ class RemoteSampler:
 
     def _version_for(self, request: SampleRequest) -> int:
         """The version that will answer a request. Raises VersionGone."""
-        return self._versions.find(request.version)[0]
+        return self._versions.find(request.version, request.line)[0]
 
     def _begin(self, stream: TokenStream, request: SampleRequest) -> None:
         """Send the completions of a request that nobody has dropped yet. From here on it keeps its version."""
-        stream.version, policy = self._versions.find(request.version)
+        stream.version, policy = self._versions.find(request.version, request.line)
         stream.use = self._versions.use(stream.version)
         self._tasks[stream.id] = {
             index: asyncio.create_task(self._complete(stream, policy, request, index))
@@ -226,6 +226,7 @@ class RemoteSampler:
         version, policy = self._versions.find(request.version)
         use = self._versions.use(version)
         try:
+            policy = await self._versions.loaded(use) if use.waits else policy
             replica = await self._replica(request.ids, policy)
             async with replica.working() as traits:
                 model = self._model(policy, traits)
@@ -235,20 +236,40 @@ class RemoteSampler:
         finally:
             self._versions.release(use)
 
-    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
         self.capabilities.check_loads(policy)
-        async with self._versions.publishing(version):
-            evicted = await self._versions.make_room()
+        async with self._versions.publishing(version, line):
             adapter = self._named(version, policy)
-            try:
-                await self._load(adapter, policy.folder)
-            except EngineError as error:
-                self._versions.restore(evicted)
-                await self._unload(adapter)
-                raise EngineUnavailable(f"Policy version {version} could not be loaded: {error}") from error
-            self._versions.add(version, adapter, candidate=candidate)
-            for old in evicted.values():
-                await self._unload(old)
+            is_needed_now = candidate or line == SHARED
+            if is_needed_now:
+                await self._load_version(version, adapter)
+            self._versions.add(version, adapter, candidate=candidate, line=line, loaded=is_needed_now)
+
+    async def _load_version(self, version: int, adapter: ServedPolicy) -> ServedPolicy:
+        """Load a version in the place of one that may go. One load at a time. Raises EngineUnavailable."""
+        assert adapter.folder is not None
+        evicted = await self._versions.make_room()
+        try:
+            await self._load(adapter, adapter.folder)
+        except EngineError as error:
+            self._versions.restore(evicted)
+            await self._unload(adapter)
+            raise EngineUnavailable(f"Policy version {version} could not be loaded: {error}") from error
+        for old in evicted.values():
+            await self._unload(old)
+        return adapter
+
+    async def _load_when_up(self, version: int, adapter: ServedPolicy) -> ServedPolicy:
+        """The same for requests, which wait while a server of our own is being started."""
+        while not any(replica.up for replica in self.replicas):
+            await self._wait_for_server()
+        return await self._load_version(version, adapter)
+
+    def newest_of(self, line: str) -> int:
+        return self._versions.newest_of(line)
+
+    def versions_of(self, line: str) -> list[int]:
+        return self._versions.of_line(line)
 
     def _named(self, version: int, policy: PolicyRef) -> ServedPolicy:
         return ServedPolicy(f"{self._prefix}-v{version}", policy.folder)
@@ -301,6 +322,7 @@ class RemoteSampler:
         """Feed one completion to its stream."""
         constrained = None
         try:
+            policy = await self._versions.loaded(stream.use) if stream.use.waits else policy
             constrained = await self._constrained.follow(request)
             replica = await self._replica(request.prompt_ids, policy)
             async with replica.working() as traits:
@@ -330,16 +352,20 @@ class RemoteSampler:
     async def _replica(self, ids: Sequence[int], policy: ServedPolicy) -> Replica:
         """The server for a request; waits while a server of our own is being started."""
         while (replica := self._router.choose(ids, policy.name)) is None:
-            self._check_up()
-            waiting = [asyncio.create_task(each.wait_until_up()) for each in self.replicas]
-            try:
-                await asyncio.wait(waiting, timeout=RECHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in waiting:
-                    task.cancel()
+            await self._wait_for_server()
         if policy.folder is not None and not replica.holds(policy.name):
             raise VersionGone("The policy version of this request was replaced while it waited for a server.")
         return replica
+
+    async def _wait_for_server(self) -> None:
+        """Wait a while, or until a server is up. Raises EngineUnavailable if there is none to wait for."""
+        self._check_up()
+        waiting = [asyncio.create_task(each.wait_until_up()) for each in self.replicas]
+        try:
+            await asyncio.wait(waiting, timeout=RECHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     async def _load(self, adapter: ServedPolicy, folder: Path) -> None:
         """Load a version on every server that is up. Those that are not catch up when they come back."""
@@ -391,11 +417,11 @@ async def check_raw(dialect: Dialect, replica: Replica) -> None:
         )
 
 
-async def unload_leftovers(dialect: Dialect, replica: Replica, policies: Path) -> None:
+async def unload_leftovers(dialect: Dialect, replica: Replica, run_dir: Path) -> None:
     """Unload the policies that this run left on the server when it was killed. Nobody else writes into its folder."""
     async with replica.answering(replica.times.probe):
         for model in (await replica.server.get(MODELS))["data"]:
-            if model.get("parent") and Path(model.get("root") or "/").is_relative_to(policies):
+            if model.get("parent") and Path(model.get("root") or "/").is_relative_to(run_dir):
                 await dialect.unload(replica.server, model["id"])
 
 
