@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from openclaw_rl.engines.base import StepRefused
+from openclaw_rl.learn.build import ServedLines
 from openclaw_rl.learn.checkpoints import line_folder, lines_on_disk
+from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import deletion, training
 from openclaw_rl.types import SHARED, State
 from support.learning_run import forever
-from support.team_run import TeamRun
+from support.team_run import SamplerOfLines, TeamRun
 
 
 @pytest.mark.parametrize("most", [1, 2, 6])
@@ -238,3 +240,16 @@ def test_names_that_differ_only_in_case_have_folders_that_differ_in_more(tmp_pat
     for folder in folders:
         folder.mkdir(parents=True)
     assert lines_on_disk(tmp_path) == sorted(names)
+
+
+async def test_a_server_that_does_not_learn_reads_a_line_when_somebody_asks(team: TeamRun) -> None:
+    await team.start()
+    turns = {owner: team.judged(owner) for owner in ("anna", "ben")}
+    await team.trained(*turns["anna"], *turns["ben"])
+    await team.stop_learning()
+    sampler = SamplerOfLines()
+    lines = ServedLines(TrainingOptions(), team.folder, team.folder, sampler)
+    assert (lines.names, sampler.policies) == ([SHARED, "anna", "ben"], {})
+    await asyncio.gather(*(lines.serve(name) for name in ("anna", "anna", "nobody")))
+    assert [line for line, _ in sampler.policies.values()] == ["anna"]
+    assert list(sampler.policies.values()) == [("anna", [turns["anna"]])]

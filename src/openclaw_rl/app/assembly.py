@@ -23,10 +23,10 @@ from openclaw_rl.learn.build import (
     build_learning,
     build_lines,
     build_practice,
+    ServedLines,
     serve_learned,
     where_to_begin,
 )
-from openclaw_rl.learn.checkpoints import lines_on_disk
 from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.training import add_weights, latest_version
@@ -153,10 +153,11 @@ async def build_loops(
     if config.engine.takes_text:
         return BackgroundLoops(judging, None, patience, remembers=True)
     if ledger is None or not config.learns:
-        served = cast(SamplerOfLines, policy.sampler) if config.engine.policy_per_user else None
-        await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler, served)
-        others = lines_on_disk(config.run.folder) if served is not None else []
-        return BackgroundLoops(judging, None, patience, None, judge_model, served_lines=others)
+        places = config.training, config.run.folder, config.ledger_dir
+        has_lines = config.engine.policy_per_user
+        served = ServedLines(*places, cast(SamplerOfLines, policy.sampler)) if has_lines else None
+        await serve_learned(*places, policy.sampler)
+        return BackgroundLoops(judging, None, patience, None, judge_model, served_lines=served)
     learner = engines.open_learner()
     # A server of another project says only now what it can do.
     config.learning_method.check_learner(learner.capabilities)

@@ -12,6 +12,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.rules.wishes import topic_of
+from openclaw_rl.learn.build import ServedLines
 from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
@@ -42,16 +43,16 @@ class BackgroundLoops(Operations):
         *,
         remembers: bool = False,
         lines: Lines | None = None,
-        served_lines: Sequence[str] = (),
+        served_lines: ServedLines | None = None,
     ) -> None:
         """`judge_model` judges and teaches, if the policy's own sampler does not.
 
         With `remembers`, the model is behind another API, so nothing is trained. With `lines`, `learning` is that of
-        the shared line. `served_lines` are served besides it by a server that does not learn.
+        the shared line. `served_lines` are those of a server that does not learn.
         """
         self.lines = lines
-        self.has_lines = lines is not None or bool(served_lines)
-        self.served_lines = [SHARED, *served_lines]
+        self.served_lines = served_lines
+        self.has_lines = lines is not None or served_lines is not None
         self.remembers = remembers
         self.judging = judging
         self.learning = learning
@@ -120,14 +121,14 @@ class BackgroundLoops(Operations):
         return watching.state.as_json() if watching else None
 
     def line_names(self) -> list[str]:
-        return self.lines.names() if self.lines else self.served_lines
+        return self.lines.names() if self.lines else self.served_lines.names if self.served_lines else [SHARED]
 
     async def serve_line(self, line: str) -> None:
-        if self.lines is None:
-            return
+        lines = self.lines or self.served_lines
         try:
-            await self.lines.serve(line)
-        except (EngineError, LedgerError, OSError) as error:
+            if lines is not None:
+                await lines.serve(line)
+        except (EngineError, LedgerError, ConfigError, OSError) as error:
             raise OperationFailed(f"The policy of the line {line} could not be loaded: {error}") from error
 
     def line_states(self) -> list[LineState]:

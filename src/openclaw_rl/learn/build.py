@@ -251,22 +251,34 @@ class Beginning:
     """Whether it continues this run. Otherwise it starts from another run's checkpoint or from the base model."""
 
 
+class ServedLines:
+    """The lines of a server that does not learn. The policy of one is published when it is first needed: there may be
+    thousands, and publishing reads all its files."""
+
+    def __init__(self, options: TrainingOptions, run_dir: Path, ledger_dir: Path, sampler: SamplerOfLines) -> None:
+        # A folder that was named is a checkpoint of the shared line.
+        self._places = options.model_copy(update={"resume_from_ckpt": "auto"}), run_dir, ledger_dir
+        self._sampler = sampler
+        found = lines_on_disk(run_dir) if options.resume_from_ckpt != "none" else []
+        self.names = [SHARED, *found]
+        self._unserved = set(found)
+        self._serving = asyncio.Lock()
+
+    async def serve(self, name: str) -> None:
+        """Let the sampler know the policy of a line, if it has one. Raises UserError, EngineError, OSError."""
+        async with self._serving:
+            if name in self._unserved:
+                await serve_learned(*self._places, LineSampler(self._sampler, name), name)
+                self._unserved.discard(name)
+
+
 async def serve_learned(
-    options: TrainingOptions, run_dir: Path, ledger_dir: Path, sampler: Sampler, lines: SamplerOfLines | None = None
+    options: TrainingOptions, run_dir: Path, ledger_dir: Path, sampler: Sampler, line: str = SHARED
 ) -> None:
-    """Publish the policy that --resume-from-ckpt selects, for a server that does not learn.
+    """Publish the policy of a line that --resume-from-ckpt selects, for a server that does not learn.
 
-    With auto it is the policy that served last. With `lines`, those of all lines are.
+    With auto it is the policy that served last.
     """
-    await serve_line(options, run_dir, ledger_dir, sampler, SHARED)
-    for name in lines_on_disk(run_dir) if lines is not None and options.resume_from_ckpt != "none" else ():
-        assert lines is not None
-        auto = options.model_copy(update={"resume_from_ckpt": "auto"})
-        await serve_line(auto, run_dir, ledger_dir, LineSampler(lines, name), name)
-
-
-async def serve_line(options: TrainingOptions, run_dir: Path, ledger_dir: Path, sampler: Sampler, line: str) -> None:
-    """Publish the policy of one line."""
     run_dir = line_folder(run_dir, line)
     checkpoint = (await asyncio.to_thread(where_to_begin, options, run_dir)).checkpoint
     version, folder = (checkpoint.version, checkpoint.folder) if checkpoint else (BASE_VERSION, None)

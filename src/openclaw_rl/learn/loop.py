@@ -76,8 +76,7 @@ class LearnLoop:
         """Why no step can be made at the moment; empty if one can."""
         self._lock = lock or asyncio.Lock()
         """Held in every phase but UNPREPARED, WAITING and SUSPENDED."""
-        self._stopping = False
-        self._has_left = False
+        self._stopping = self._has_left = False
         self._pause = settings.first_pause
         self._small_batch_since: float | None = None
         self._accepts_small_batches = False
@@ -120,10 +119,8 @@ class LearnLoop:
                 await asyncio.sleep(self.suspend(error))
 
     async def prepare(self) -> bool:
-        """Make learner and ledger agree with the last step that counts. Raises EngineError, LedgerError and OSError.
-
-        Whether they do: nothing happens if the line has been left meanwhile.
-        """
+        """Let learner and ledger hold the last step that counts, unless the line was left; whether they do. Raises
+        EngineError, LedgerError and OSError."""
         async with self._lock:
             if self._has_left:
                 return False
