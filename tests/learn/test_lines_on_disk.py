@@ -53,7 +53,8 @@ async def test_no_turn_is_ever_in_a_step_of_another_line(tmp_path: Path, most: i
         team.book.close()
 
 
-async def test_killed_in_a_step_of_one_line_all_lines_resume_exactly(team: TeamRun) -> None:
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_killed_in_a_step_of_one_line_all_lines_resume_exactly(team: TeamRun, is_asked: bool) -> None:
     await team.start()
     first = {owner: team.judged(owner) for owner in ("anna", "ben")}
     await team.trained(*first["anna"], *first["ben"])
@@ -70,7 +71,7 @@ async def test_killed_in_a_step_of_one_line_all_lines_resume_exactly(team: TeamR
     await team.kill()
     assert lines_on_disk(team.folder) == ["anna", "ben"]
     await team.start(learning=False)
-    for owner in ("anna", "ben"):
+    for owner in ("anna", "ben") if is_asked else ():
         await team.lines.serve(owner)
         assert team.served(owner) == [first[owner]], "what served last serves again at once"
     team.learn()

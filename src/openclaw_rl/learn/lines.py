@@ -91,6 +91,11 @@ class Lines:
 
     async def run(self) -> None:
         """Learn until cancelled."""
+        try:
+            # Of steps that a killed server was making. Their lines need not be open.
+            await self.ledger.write(training.release_batches)
+        except LedgerError as error:
+            log.error("The turns of a step that did not end wait until their line is opened: %s", error)
         await self._open_unfinished()
         with self.ledger.watch() as changed:
             while True:
