@@ -20,10 +20,10 @@ from openclaw_rl.judge.build import JudgeSetup, JudgingModel, build_loop, check_
 from openclaw_rl.judge.rules.kept import keeps
 from openclaw_rl.learn.build import (
     LearnSetup,
+    ServedLines,
     build_learning,
     build_lines,
     build_practice,
-    ServedLines,
     serve_learned,
     where_to_begin,
 )
