@@ -211,10 +211,7 @@ class LearnLoop:
         self.steps.learner.stop_step()
 
     def stop_practice(self) -> None:
-        """Take back the step on practised answers that is being made, if one is. They are trained on later.
-
-        A lost step is not taken back: it is made again before anything else.
-        """
+        """Take back the step on practised answers that is being made, unless it is a lost one that is made again."""
         if self._is_practising:
             self.stop_step()
 
