@@ -241,12 +241,14 @@ class Guard:
         self._save()
         return self.state.worse
 
-    def went_back(self, version: int, *, to_good: bool) -> None:
-        """An earlier policy serves as `version`; whether it is the last good one, which is then not examined again."""
+    def went_back(self, version: int, *, to_good: bool, cautious: bool = True) -> None:
+        """An earlier policy serves as `version`; whether it is the last good one, which is then not examined again, and
+        whether steps now need a good score."""
         state = self.state
         known = state.good if to_good else state.start
         state.good = replace(known, version=version) if known and to_good else known
-        state.cautious, state.worse = state.worse, ""
+        state.cautious = state.worse if cautious else ""
+        state.worse = ""
         self._save()
 
     def left_line(self, line: Sequence[int]) -> None:

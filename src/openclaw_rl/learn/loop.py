@@ -311,16 +311,9 @@ class LearnLoop:
         async with self._lock:
             return self.guard is None or self.phase is not Phase.WAITING or await self._examine(self.guard)
 
-    async def examine_start(self) -> None:
-        """Let the guard know the policy that a practice begins with, if it knows none yet."""
-        if self.guard is not None and not self.guard.begin(self.version):
-            await self.examine()
-
     async def take_back(self, since: int, why: str) -> bool:
-        """Let the policy of version `since` serve again and set the turns of the steps after it aside; whether it does.
-
-        It does not if that policy is not the guard's last good one.
-        """
+        """Let the policy of version `since` serve again, if it is the last good one, and set the turns of the steps
+        after it aside; whether it does."""
         async with self._lock:
             guard = self.guard
             if guard is None or guard.last_good != since or self.phase is not Phase.WAITING:
@@ -377,24 +370,22 @@ class LearnLoop:
         made_from = self.ledger.read(policy_line, self.version)
         saved = self.line.checkpoints.all()
         later, checkpoint = await asyncio.to_thread(newest_until, last, saved, made_from, has_steps=self.step > 0)
-        left, step = self.version, checkpoint.step if checkpoint else 0
-        turns = await self.ledger.write(blame, later, guard.state.worse, self.line.name)
+        left, step, why = self.version, checkpoint.step if checkpoint else 0, guard.state.worse
+        turns = await self.ledger.write(blame, later, why, self.line.name)
         try:
             served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
             version = await self._go_back(checkpoint, served, retrain=False)
         except BaseException:
             self.line.take_back()
             raise
-        guard.went_back(version, to_good=last in (checkpoint.versions if checkpoint else (BASE_VERSION,)))
+        to_good = last in (checkpoint.versions if checkpoint else (BASE_VERSION,))
+        guard.went_back(version, to_good=to_good, cautious=cautious)
         self.line.checkpoints.good = version
         log.warning(
             "Policy %d is worse, so the policy of step %d serves again, as %d. %d turns are set aside: %s. "
             "openclaw-rl relearn learns from them all the same.%s",
-            *(left, step, version, turns, guard.state.cautious),
-            " Steps now need a good score among theirs." if cautious else "",
+            *(left, step, version, turns, why, " Steps now need a good score among theirs." if cautious else ""),
         )
-        if not cautious:
-            guard.dare()
 
     async def relearn(self) -> int:
         """Let the turns that the guard set aside be trained on all the same; how many there are."""

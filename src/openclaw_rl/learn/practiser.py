@@ -164,8 +164,9 @@ class Practiser:
         while left := self.ledger.read(practices.to_train, self.loop.line.takes):
             await self._train(left)
         teacher.kept += self.ledger.read(practices.answers, current.number)
-        await self.loop.examine_start()
         begun = self.loop.version
+        if self.loop.guard is not None and not self.loop.guard.begin(begun):
+            await self.loop.examine()
         await teacher.prepare()
         refused = close = made = 0
         held: list[float] = []

@@ -17,7 +17,7 @@ from openclaw_rl.types import StoredTurn
 MAX_GAP = 1.0
 #: The advantage of an imitated answer's last token. A policy that misses the end where it learned to say something
 #: ("Confidence: high") says it again and again.
-END_ADVANTAGE = 4.0
+END_ADVANTAGE = 2.0
 
 
 class PracticeMethod(Method):
