@@ -3,7 +3,7 @@
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +30,9 @@ def random_prompt(length: int, vocabulary: int) -> list[int]:
     return [random.randrange(FIRST_TEXT_ID, vocabulary) for _ in range(length)]
 
 
-def request(prompt: list[int], new_tokens: int, seed: int = 0) -> SampleRequest:
+def request(prompt: list[int], new_tokens: int, seed: int = 0, **params: Any) -> SampleRequest:
     """No stop tokens: exactly `new_tokens` are sampled."""
-    return SampleRequest(prompt, SamplingParams(max_tokens=new_tokens, seed=seed))
+    return SampleRequest(prompt, SamplingParams(max_tokens=new_tokens, seed=seed, **params))
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -42,33 +42,39 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 class CudaEngine:
-    """Our engine in this process, with random weights and an adapter of rank 32 in slot 1."""
+    """Our engine in this process, with random weights and room for adapters of rank 32."""
 
-    def __init__(self, decoder: LanguageModel | None = None, cache_gib: float | None = None) -> None:
+    def __init__(
+        self, decoder: LanguageModel | None = None, cache_gib: float | None = None, policy_slots: int = 4
+    ) -> None:
         """Without a decoder, at the shape of Qwen3-4B."""
         with torch.inference_mode():
             self.decoder = decoder or random_decoder(QWEN3_4B, torch.bfloat16, torch.device("cuda"))
         device = self.decoder.embed.device.type
         context = min(8192, self.decoder.shape.max_context)
         start = time.perf_counter()
-        self.worker = Worker(self.decoder, WorkerOptions(Path(), device, "bfloat16", 64, context, cache_gib, 4, 32))
+        options = WorkerOptions(Path(), device, "bfloat16", 64, context, cache_gib, policy_slots, 32)
+        self.worker = Worker(self.decoder, options)
         wait()
         self.warm_up = time.perf_counter() - start
         self.number = 0
 
-    def load_adapter(self) -> float:
-        """Seconds that it takes to load an adapter into its slot."""
+    def load_adapter(self, slots: Sequence[int] = (1,)) -> float:
+        """Seconds that it takes to load an adapter into these slots."""
         with tempfile.TemporaryDirectory() as folder:
             LoraWeights.create(self.decoder.shape, 32, 64.0).save(Path(folder), "random")
             start = time.perf_counter()
-            self.worker.obey(LoadPolicy(1, 1, Path(folder)))
+            for slot in slots:
+                self.worker.obey(LoadPolicy(slot, slot, Path(folder)))
             wait()
             return time.perf_counter() - start
 
-    def add(self, batch: int, new_tokens: int, slot: int = 0) -> None:
-        for _ in range(batch):
+    def add(self, batch: int, new_tokens: int, slots: Sequence[int] = (0,), **params: Any) -> None:
+        """Requests for the policies of these slots in turn."""
+        for i in range(batch):
             self.number += 1
-            job = request(random_prompt(CUDA_PROMPT, self.decoder.shape.vocab), new_tokens, self.number)
+            job = request(random_prompt(CUDA_PROMPT, self.decoder.shape.vocab), new_tokens, self.number, **params)
+            slot = slots[i % len(slots)]
             self.worker.obey(Add(self.number, job, slot, slot))
 
     def drain(self) -> tuple[int, float]:
@@ -86,23 +92,25 @@ class CudaEngine:
                 decode.append(end - start)
         return tokens, median(decode) if decode else 0.0
 
-    def run(self, batch: int, slot: int = 0, run_ahead: bool = True, rounds: int = 3) -> tuple[float, float]:
+    def run(
+        self, batch: int, slots: Sequence[int] = (0,), run_ahead: bool = True, rounds: int = 3, **params: Any
+    ) -> tuple[float, float]:
         """Tokens per second with prompts, and seconds of a decode step: the best of some rounds."""
         self.worker.run_ahead = run_ahead
         rates, steps = [], []
         for _ in range(rounds):
-            self.add(batch, CUDA_TOKENS, slot)
+            self.add(batch, CUDA_TOKENS, slots, **params)
             start = time.perf_counter()
             tokens, step = self.drain()
             rates.append(tokens / (time.perf_counter() - start))
             steps.append(step)
         return max(rates), min(steps)
 
-    def first_tokens(self, batch: int) -> float:
+    def first_tokens(self, batch: int, slots: Sequence[int] = (0,)) -> float:
         """Seconds until every request of a batch has its first token: the best of three."""
         seconds = []
         for _ in range(3):
-            self.add(batch, 1)
+            self.add(batch, 1, slots)
             seconds.append(timed(self.drain))
         return min(seconds)
 

@@ -148,7 +148,7 @@ def serve(decoder: LanguageModel, rounds: int = 2) -> tuple[list[tuple[float, fl
     """Tokens a second with prompts and seconds of a decode step, by streams; and seconds to publish an adapter."""
     engine = CudaEngine(decoder, CACHE_GIB)
     publishing = engine.load_adapter()
-    return [engine.run(streams, slot=1, rounds=rounds) for streams in STREAMS], publishing
+    return [engine.run(streams, slots=(1,), rounds=rounds) for streams in STREAMS], publishing
 
 
 def show(title: str, rows: list[tuple[object, ...]], head: tuple[str, ...]) -> None:

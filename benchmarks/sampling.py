@@ -234,7 +234,7 @@ def on_cuda() -> None:
     show_steps(engine)
     show_first_tokens(engine)
     loading = engine.load_adapter()
-    steps = [(batch, f"{engine.run(batch, slot=1)[1] * 1e3:.2f}") for batch in BATCHES]
+    steps = [(batch, f"{engine.run(batch, slots=(1,))[1] * 1e3:.2f}") for batch in BATCHES]
     table("With an adapter of rank 32", ("batch", "decode step ms"), steps)
     print(f"  the adapter was loaded in {loading:.2f} s")
 

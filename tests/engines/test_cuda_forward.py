@@ -20,12 +20,18 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
+from openclaw_rl.engines.local.model.adapter_kernels import (  # noqa: E402
+    DECODE_ROWS,
+    PROMPT_ROWS,
+    AdapterTiles,
+    cut_tiles,
+)
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder  # noqa: E402
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots  # noqa: E402
-from openclaw_rl.engines.local.sampling.cuda_runner import (  # noqa: E402  # noqa: E402
-    AdaptedRows,
+from openclaw_rl.engines.local.sampling.cuda_runner import (  # noqa: E402
     CudaBatch,
     CudaKVCache,
+    StepAdapters,
     hidden_states,
     next_logits,
     page_table,
@@ -116,14 +122,20 @@ def test_rows_with_different_adapters(tiny_model: Path, adapters: list[Path], ro
     policies = AdapterSlots(decoder.shape, 3, 4, torch.float32, device)
     for slot, folder in enumerate(adapters, start=1):
         policies.load(slot, folder)
-    made, slots = sequences(LENGTHS[:rows]), [i % 4 for i in range(rows)]
+    made, slots = sequences(LENGTHS[:rows]), sorted(i % 4 for i in range(rows))
     cache = CudaKVCache(decoder.shape, PAGES, torch.float32, device)
-    for one, slot in zip(made, slots, strict=True):
-        count = len(one.tokens) - 1
-        batch = cache.batch([Work(one, 0, count)])
-        hidden_states(decoder, cache.pages, batch, policies.adapt([(0, count, slot)]))
-    chosen = torch.tensor([*slots, 0], dtype=torch.int32, device=device)
-    found = next_logits(decoder, cache.pages, one_token_each(cache, made), AdaptedRows(policies, chosen))
+
+    def adapters(spans: list[tuple[int, int, int]], tile_rows: int) -> StepAdapters:
+        table = torch.from_numpy(cut_tiles(spans, tile_rows).copy()).to(device)
+        chosen = torch.tensor([*slots, 0], dtype=torch.int32, device=device)
+        return StepAdapters(policies, AdapterTiles(table, tile_rows), chosen)
+
+    work = [Work(one, 0, len(one.tokens) - 1) for one in made]
+    ends = [sum(item.count for item in work[: i + 1]) for i in range(rows)]
+    spans = [(end - item.count, end, slot) for item, end, slot in zip(work, ends, slots, strict=True)]
+    hidden_states(decoder, cache.pages, cache.batch(work), adapters(spans, PROMPT_ROWS))
+    each = adapters([(row, row + 1, slot) for row, slot in enumerate(slots)], DECODE_ROWS)
+    found = next_logits(decoder, cache.pages, one_token_each(cache, made), each)
     for row, (one, slot) in enumerate(zip(made, slots, strict=True)):
         ids, places = torch.tensor(one.tokens, device=device), torch.arange(len(one.tokens), device=device)
         adapt = policies.adapt([(0, len(one.tokens), slot)])

@@ -18,7 +18,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton")
 
 from openclaw_rl.engines.local.sampling.draw import draw  # noqa: E402
-from openclaw_rl.engines.local.sampling.draw_kernels import CHUNK, draw_tokens  # noqa: E402
+from openclaw_rl.engines.local.sampling.draw_kernels import CHUNK, draw_tokens, draw_truncated  # noqa: E402
 from openclaw_rl.types import SamplingParams  # noqa: E402
 
 pytestmark = pytest.mark.more
@@ -44,6 +44,42 @@ def test_draws_are_those_of_the_reference(vocabulary: int) -> None:
     expected = draw(logits, params, uniforms)
     assert tokens == expected.tokens
     assert logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+#: (temperature, top-p, top-k)
+LIMITS = [(1.0, 0.9, 0), (0.7, 0.5, 0), (1.3, 0.999, 0), (1.0, 1.0, 7), (1.0, 0.8, 40), (0.5, 1e-60, 0), (2.0, 1.0, 1)]
+
+
+def truncated(logits: Tensor, limits: list[tuple[float, float, int]], uniforms: list[float]) -> list[int]:
+    temperatures, top_ps, top_ks = zip(*limits, strict=True)
+    columns = torch.tensor([temperatures, uniforms, top_ps], device=logits.device)
+    ks = torch.tensor(top_ks, dtype=torch.int32, device=logits.device) if any(top_ks) else None
+    tokens, bits = draw_truncated(logits, *columns, ks)
+    expected = logits.float().log_softmax(-1).gather(1, tokens.long()[:, None])[:, 0]
+    assert bits.view(torch.float32).tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    return tokens.tolist()
+
+
+@pytest.mark.parametrize("rounded", [False, True], ids=["all-different", "many-equals"])
+@pytest.mark.parametrize("vocabulary", [5, CHUNK + 1])
+def test_truncated_draws_are_those_of_the_reference(vocabulary: int, rounded: bool) -> None:
+    """Rounded logits have many equals at the cut, as those in bfloat16 have."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    limits = [(t, p, min(k, vocabulary)) for t, p, k in LIMITS] * 2
+    uniforms = [0.0, *torch.rand(len(limits) - 2, generator=generator).tolist(), 0.999]
+    logits = 3 * torch.randn(len(limits), vocabulary, generator=generator)
+    logits = (logits.mul(4).round() / 4 if rounded else logits).to(DEVICE)
+    params = [SamplingParams(max_tokens=1, temperature=t, top_p=p, top_k=k) for t, p, k in limits]
+    assert truncated(logits, limits, uniforms) == draw(logits, params, uniforms).tokens
+
+
+def test_without_top_k_and_in_sixteen_bits() -> None:
+    """Their keys have half the bits on a GPU, where bfloat16 is as it should be."""
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(2)).mul(3).to(DEVICE, dtype)
+    limits, uniforms = [(1.0, 0.9, 0), (0.8, 0.3, 0), (1.0, 1.0, 0)], [0.3, 0.8, 0.5]
+    params = [SamplingParams(max_tokens=1, temperature=t, top_p=p) for t, p, _ in limits]
+    assert truncated(logits, limits, uniforms) == draw(logits.float(), params, uniforms).tokens
 
 
 def test_a_sweep_of_the_uniform_reproduces_the_distribution() -> None:

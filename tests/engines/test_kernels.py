@@ -21,9 +21,19 @@ if DEVICE == "cpu":
 pytest.importorskip("triton")
 
 from openclaw_rl.engines.local.model import kernels, ops, quantised_kernels, thin_products  # noqa: E402
+from openclaw_rl.engines.local.model.adapter_kernels import (  # noqa: E402
+    DECODE_ROWS,
+    PROMPT_ROWS,
+    AdapterTiles,
+    cut_tiles,
+    expand_add,
+    most_tiles,
+    shrink,
+)
 from openclaw_rl.engines.local.model.codes import NF4, encode  # noqa: E402
 from openclaw_rl.engines.local.model.kernels import place_heads  # noqa: E402
 from openclaw_rl.engines.local.model.linear import Linear  # noqa: E402
+from openclaw_rl.engines.local.model.policy_slots import Factors  # noqa: E402
 from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
 from openclaw_rl.engines.local.sampling.paged_attention import PromptRun, paged_prompts, tiles  # noqa: E402
 
@@ -293,22 +303,84 @@ def test_thin_products(
     bias = random(2 * outputs, device=device, dtype=dtype, seed=2) if biased else None
     gain, residual = (random(n, device=device, dtype=dtype, seed=3) for n in (inputs, 2 * outputs))
     residual = residual.expand(rows, -1).contiguous()
-    linear, adapters = Linear(weight, bias), None
+    linear, factors, slots = Linear(weight, bias), None, None
     base, straight = F.linear(ops.rms_norm(x, gain, EPS), weight, bias), F.linear(x, weight, bias)
     if adapted:
-        down, up = (random(3, 12, n, device=device, dtype=dtype, seed=7) / 8 for n in (inputs, 2 * outputs))
+        factors = random_factors(3, 12, inputs, [outputs, outputs], device, dtype)
         slots = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=device)[:rows]
-        adapters = thin_products.RowAdapters(down, up, slots)
-        for row, slot in enumerate(slots.tolist()):
-            if slot:
-                base[row] += ops.rms_norm(x[row], gain, EPS) @ down[slot - 1].t() @ up[slot - 1]
-                straight[row] += x[row] @ down[slot - 1].t() @ up[slot - 1]
+        add_adapters(base, ops.rms_norm(x, gain, EPS), factors, slots)
+        add_adapters(straight, x, factors, slots)
     # The order of the sums differs, so that single results are rounded to the other side.
     tolerance = {"rtol": 4 * ROUNDING[dtype]["rtol"], "atol": {torch.float32: 2e-5}.get(dtype, 4e-2)}
-    assert_close(thin_products.norm_product(x, (gain, EPS), linear, adapters), base, **tolerance)
-    found = thin_products.norm_gated_product(x, (gain, EPS), linear, adapters)
+
+    def adapters() -> thin_products.RowAdapters | None:
+        arrivals = torch.zeros(1, dtype=torch.int32, device=device)
+        return None if factors is None else thin_products.RowAdapters(factors, slots, arrivals)
+
+    assert_close(thin_products.norm_product(x, (gain, EPS), linear, adapters()), base, **tolerance)
+    found = thin_products.norm_gated_product(x, (gain, EPS), linear, adapters())
     assert_close(found, ops.silu_mul(base), **tolerance)
-    assert_close(thin_products.product_plus(x, linear, residual, adapters), straight + residual, **tolerance)
+    assert_close(thin_products.product_plus(x, linear, residual, adapters()), straight + residual, **tolerance)
+
+
+def random_factors(slots: int, rank: int, inputs: int, outputs: list[int], device: str, dtype: torch.dtype) -> Factors:
+    """Adapters of modules that share a product."""
+    down = random(slots, len(outputs) * rank, inputs, device=device, dtype=dtype, seed=7) / inputs**0.5
+    up = random(slots, sum(outputs), rank, device=device, dtype=dtype, seed=8) / rank**0.5
+    ends = [sum(outputs[: i + 1]) for i in range(len(outputs))]
+    return Factors(down, up, tuple(slice(end - size, end) for end, size in zip(ends, outputs, strict=True)))
+
+
+def add_adapters(y: Tensor, x: Tensor, factors: Factors, slots: Tensor) -> None:
+    """Row by row and module by module."""
+    for row, slot in enumerate(slots.tolist()):
+        for i, columns in enumerate(factors.columns if slot else ()):
+            inner = x[row] @ factors.down[slot - 1, i * factors.rank : (i + 1) * factors.rank].t()
+            y[row, columns] += factors.up[slot - 1, columns] @ inner
+
+
+#: The slots of a batch's rows, which are sorted by slot: one, several, and rows without an adapter.
+ROWS_BY_SLOT = {1: [2], 5: [0, 0, 1, 1, 3], 16: [1] * 16, 33: [0] * 2 + [1] * 17 + [2] * 6 + [8] * 8, 64: [4] * 64}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "rank", "outputs"),
+    [(1, 32, [70]), (5, 8, [160, 32, 32]), (16, 16, [96, 96]), (33, 32, [130, 60, 70]), (64, 64, [40])],
+)
+@pytest.mark.parametrize("tile_rows", [DECODE_ROWS, PROMPT_ROWS])
+def test_adapters_of_many_rows(
+    rows: int, rank: int, outputs: list[int], tile_rows: int, dtype: torch.dtype, device: str
+) -> None:
+    """As a decode step cuts the rows into tiles, some of which stay empty, and as prompts do."""
+    inputs = 600
+    factors = random_factors(8, rank, inputs, outputs, device, dtype)
+    slots = ROWS_BY_SLOT[rows]
+    x = random(rows, inputs + 16, device=device, dtype=dtype)[:, :inputs]
+    y = random(rows, sum(outputs), device=device, dtype=dtype, seed=1)
+    expected = y.float()
+    wide = Factors(factors.down.float(), factors.up.float(), factors.columns)
+    add_adapters(expected, x.float(), wide, torch.tensor(slots))
+    spans = [(slots.index(slot), slots.index(slot) + slots.count(slot), slot) for slot in sorted(set(slots))]
+    table = torch.zeros(3, most_tiles(rows, 8), dtype=torch.int32)
+    cut = torch.from_numpy(cut_tiles(spans, tile_rows))
+    table[:, : cut.shape[1]] = cut
+    tiles = AdapterTiles(table.to(device), tile_rows)
+    expand_add(y, shrink(x, factors, tiles), factors, tiles)
+    assert_close(y.float(), expected, rtol=0, atol={torch.float32: 2e-5, torch.float16: 8e-3}.get(dtype, 6e-2))
+
+
+def test_a_row_does_not_depend_on_what_else_is_in_the_batch(device: str) -> None:
+    factors = random_factors(3, 8, 700, [40, 24], device, torch.float32)
+    x = random(20, 700, device=device)
+    alone, among = torch.zeros(1, 64, device=device), torch.zeros(20, 64, device=device)
+    for y, rows, spans in ((alone, slice(18, 19), [(0, 1, 2)]), (among, slice(0, 20), [(0, 17, 1), (17, 20, 2)])):
+        tiles = AdapterTiles(torch.from_numpy(cut_tiles(spans, DECODE_ROWS).copy()).to(device), DECODE_ROWS)
+        expand_add(y, shrink(x[rows], factors, tiles), factors, tiles)
+    if device == "cuda":
+        assert torch.equal(alone[0], among[18])
+    else:  # the interpreter's products are NumPy's, whose sums depend on the number of rows
+        assert_close(alone[0], among[18])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

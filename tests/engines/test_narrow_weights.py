@@ -147,8 +147,8 @@ def test_weights_take_half_the_memory_and_nothing_else_is_narrow(tiny_model: Pat
     assert narrow.runner.decoder.embed.dtype == torch.bfloat16
     for worker in (wide, narrow):
         worker.obey(LoadPolicy(1, 1, adapters[0]))
-        down, up = worker.policies.factors(0, "qkv")
-        held = (down, up, worker.runner.cache.keys, worker.runner.cache.values)
+        factors = worker.policies.factors(0, "qkv")
+        held = (factors.down, factors.up, worker.runner.cache.keys, worker.runner.cache.values)
         assert {tensor.dtype for tensor in held} == {torch.float32}
 
 

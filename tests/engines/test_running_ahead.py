@@ -147,13 +147,13 @@ def test_one_that_is_cancelled_alone_leaves_nothing_to_wait_for(tiny_model: Path
 
 
 @on_every_device
-@pytest.mark.parametrize("params", [{"top_p": 0.9}, {"top_k": 5}, {"top_logprobs": 2}])
-def test_nothing_runs_ahead_of_draws_that_the_graph_does_not_make(
-    tiny_model: Path, device: str, params: dict[str, float]
-) -> None:
+@pytest.mark.parametrize(
+    "params", [{"top_p": 0.9}, {"top_k": 5}, {"top_logprobs": 2}, {"top_p": 0.8, "top_k": 9, "top_logprobs": 3}]
+)
+def test_draws_from_the_likeliest_tokens_run_ahead(tiny_model: Path, device: str, params: dict[str, float]) -> None:
     first, second = jobs(2)
-    ranked = replace(second, params=replace(second.params, max_tokens=4, **params))
+    ranked = replace(second, params=replace(second.params, max_tokens=6, **params))
     waiting, ahead = both(tiny_model, device, [(0, Add(1, first, 0)), (0, Add(2, ranked, 0))])
     assert ahead.answers == waiting.answers
-    assert ahead.ahead[:4] == [0, 0, 0, 0]
-    assert all(ahead.ahead[4:-1])
+    assert [len(token.top) for token in ahead.answers[2]] == [params.get("top_logprobs", 0)] * 6
+    assert all(ahead.ahead[:-1])

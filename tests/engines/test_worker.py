@@ -211,20 +211,6 @@ def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapter
     assert len({tuple(tokens) for tokens in expected.values()}) == 4
 
 
-def test_the_adapters_of_a_cuda_graph_compute_the_same(tiny_model: Path, adapters: list[Path]) -> None:
-    worker = make_worker(tiny_model)
-    for version, folder in enumerate(adapters, start=1):
-        worker.obey(LoadPolicy(version, version, folder))
-    x, y = torch.randn(4, 64), torch.randn(4, 128)
-    mask = torch.tensor([[0.0, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
-    spans = [(0, 1, 0), (1, 2, 3), (2, 3, 1), (3, 4, 2)]
-    by_span = worker.policies.adapt(spans)
-    assert by_span is not None
-    expected = by_span(1, "qkv", x, y.clone())
-    torch.testing.assert_close(worker.policies.adapt_masked(mask)(1, "qkv", x, y.clone()), expected)
-    assert not torch.equal(expected[1:], y[1:])
-
-
 def test_an_adapter_replaces_another_in_its_slot(tiny_model: Path, adapters: list[Path]) -> None:
     worker = make_worker(tiny_model)
     prompt = random.Random(6).choices(range(300), k=40)

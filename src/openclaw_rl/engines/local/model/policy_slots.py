@@ -1,8 +1,8 @@
 """What a sampler holds for each policy version: a LoRA adapter on top of the base weights, or a whole model.
 
-Slot 0 is the base model. It stays loaded for the judge and the teacher. The factors of the projections that `decoder`
-fuses are stored as one block-diagonal pair, so an adapter costs two small products per fused projection. With
-`--lora-rank 0` each policy takes as much memory as the base model.
+Slot 0 is the base model. It stays loaded for the judge and the teacher. The modules that a product computes together
+have their first factors stacked, for they have the same input. With `--lora-rank 0` each policy takes as much memory as
+the base model.
 """
 
 import re
@@ -31,10 +31,27 @@ class BadPolicy(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """One projection of one layer, for all slots: `down` [slots, width, in], `up` [slots, width, out]."""
+    """One projection of one layer, for all slots.
+
+    The result of `down` has `rank` columns for each module, and `up` takes those of the module that a row of it is of.
+    """
 
     down: Tensor
+    """[slots, modules * rank, in]"""
     up: Tensor
+    """[slots, out, rank]"""
+    columns: tuple[slice, ...]
+    """The part of the projection's result that each module computes."""
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[2]
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Where the first and the second module end, as the kernels take it: they know at most three."""
+        first, second, *_rest = *(part.stop for part in self.columns), self.up.shape[1], self.up.shape[1]
+        return first, second
 
 
 class AdapterSlots:
@@ -82,38 +99,22 @@ class AdapterSlots:
         def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
             factors = self._factors[layer][projection]
             for start, stop, slot in active:
-                inner = x[start:stop] @ factors.down[slot - 1].t()
-                y[start:stop].addmm_(inner, factors.up[slot - 1])
+                inner = (x[start:stop] @ factors.down[slot - 1].t()).chunk(len(factors.columns), dim=1)
+                for part, columns in zip(inner, factors.columns, strict=True):
+                    y[start:stop, columns].addmm_(part, factors.up[slot - 1, columns].t())
             return y
 
         return adapt
 
-    def adapt_masked(self, mask: Tensor) -> Adapt:
-        """The same for any assignment of slots, as a fixed sequence of kernels that a CUDA graph can capture.
-
-        The products of all slots are computed, and those of other slots than the token's are masked to zero. `mask` is
-        [tokens, slots]: one-hot, all zero for the base model.
-        """
-
-        def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
-            down = self._factors[layer][projection].down
-            up = self._factors[layer][projection].up
-            inner = (x @ down.flatten(0, 1).t()).view(-1, *down.shape[:2]) * mask[..., None]
-            return y.addmm_(inner.flatten(1), up.flatten(0, 1))
-
-        return adapt
-
-    def factors(self, layer: int, projection: Projection) -> tuple[Tensor, Tensor]:
-        """The adapters of all slots: [slots, width, in] and [slots, width, out]."""
-        factors = self._factors[layer][projection]
-        return factors.down, factors.up
+    def factors(self, layer: int, projection: Projection) -> Factors:
+        """The adapters of all slots."""
+        return self._factors[layer][projection]
 
     def _room(self, modules: Sequence[Adaptable]) -> Factors:
-        size = (self.slots, self.rank * len(modules))
         options: Any = {"dtype": self.dtype, "device": self.device}
-        return Factors(
-            torch.zeros(*size, modules[0].inputs, **options), torch.zeros(*size, modules[0].width, **options)
-        )
+        down = torch.zeros(self.slots, self.rank * len(modules), modules[0].inputs, **options)
+        up = torch.zeros(self.slots, modules[0].width, self.rank, **options)
+        return Factors(down, up, tuple(module.columns for module in modules))
 
     def _blocks(
         self, factors: dict[str, dict[str, Tensor]], layer: int, scale: float
@@ -122,7 +123,7 @@ class AdapterSlots:
         blocks: dict[Projection, tuple[Tensor, Tensor]] = {}
         for projection, modules in self._modules[layer].items():
             down = torch.zeros(self.rank * len(modules), modules[0].inputs)
-            up = torch.zeros(self.rank * len(modules), modules[0].width)
+            up = torch.zeros(modules[0].width, self.rank)
             for i, module in enumerate(modules):
                 path = module.paths[layer]
                 pair = factors.pop(path, None)
@@ -134,7 +135,7 @@ class AdapterSlots:
                 if (a.shape[1], b.shape[0], b.shape[1]) != sizes or len(a) > self.rank:
                     raise BadPolicy(f"{path} has the wrong size for this model")
                 down[i * self.rank : i * self.rank + len(a)] = a
-                up[i * self.rank : i * self.rank + len(a), module.columns] = scale * b.t()
+                up[module.columns, : len(a)] = scale * b
             blocks[projection] = (down, up)
         return blocks
 
@@ -206,10 +207,7 @@ class ModelSlots:
     def adapt(self, spans: object) -> Adapt | None:
         return None
 
-    def adapt_masked(self, mask: Tensor) -> Adapt:
-        raise AssertionError("a policy that trains all weights has no adapter")
-
-    def factors(self, layer: int, projection: Projection) -> tuple[Tensor, Tensor]:
+    def factors(self, layer: int, projection: Projection) -> Factors:
         raise AssertionError("a policy that trains all weights has no adapter")
 
 

@@ -22,13 +22,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import kernels, thin_products
-from openclaw_rl.engines.local.model.decoder import Decoder, Shape, project
+from openclaw_rl.engines.local.model.adapter_kernels import (
+    DECODE_ROWS,
+    PROMPT_ROWS,
+    AdapterTiles,
+    cut_tiles,
+    expand_add,
+    most_tiles,
+    shrink,
+)
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape
 from openclaw_rl.engines.local.model.kernels import place_heads
-from openclaw_rl.engines.local.model.language_model import Adapt, Projection
+from openclaw_rl.engines.local.model.language_model import Projection
 from openclaw_rl.engines.local.model.linear import Linear
 from openclaw_rl.engines.local.model.thin_products import RowAdapters
-from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE
-from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens
+from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE, is_truncated
+from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens, draw_truncated
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.paged_attention import ROWS_BLOCK, PromptRun, paged_decode, paged_prompts, tiles
 from openclaw_rl.engines.local.sampling.runner import (
@@ -67,58 +76,67 @@ class Pages(NamedTuple):
     values: Tensor
 
 
-def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapt: Adapt | None = None) -> Tensor:
+class StepAdapters(NamedTuple):
+    """The adapters of a step's rows, chosen by the values of tensors, as a CUDA graph needs it."""
+
+    policies: PolicyWeights
+    tiles: AdapterTiles
+    slots: Tensor
+    """Of each row; 0 for none. Only read for rows of one token each."""
+
+    def project(self, layer: int, projection: Projection, linear: Linear, x: Tensor) -> Tensor:
+        """A projection, with the adapters of its rows."""
+        factors = self.policies.factors(layer, projection)
+        inner = shrink(x, factors, self.tiles)
+        y = linear(x)
+        expand_add(y, inner, factors, self.tiles)
+        return y
+
+
+def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: StepAdapters | None = None) -> Tensor:
     """Final hidden states [tokens, hidden]."""
     shape = decoder.shape
     place = _Placing(decoder, pages, batch)
+
+    def project(i: int, name: Projection, linear: Linear, x: Tensor) -> Tensor:
+        return linear(x) if adapters is None else adapters.project(i, name, linear, x)
+
     residual = F.embedding(batch.ids, decoder.embed)
     x = kernels.rms_norm(residual, decoder.layers[0].input_norm, shape.eps)
     for i, layer in enumerate(decoder.layers):
-        queries = place(i, project(i, "qkv", layer.qkv, x, adapt))
-        x = project(i, "o", layer.o, batch.attend(i, queries), adapt)
+        queries = place(i, project(i, "qkv", layer.qkv, x))
+        x = project(i, "o", layer.o, batch.attend(i, queries))
         x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, shape.eps)
-        x = kernels.silu_mul(project(i, "gate_up", layer.gate_up, x, adapt))
-        x = project(i, "down", layer.down, x, adapt)
+        x = kernels.silu_mul(project(i, "gate_up", layer.gate_up, x))
+        x = project(i, "down", layer.down, x)
         norm = decoder.norm if i + 1 == shape.layers else decoder.layers[i + 1].input_norm
         x, residual = kernels.add_rms_norm(x, residual, norm, shape.eps)
     return x
 
 
-def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapted: "AdaptedRows | None" = None) -> Tensor:
+def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: StepAdapters | None = None) -> Tensor:
     """Scores over the vocabulary after each token, in the dtype of the weights."""
     if len(batch.ids) > thin_products.MAX_ROWS or decoder.layers[0].quantised:
-        adapt = None if adapted is None else adapted.masked(decoder.embed.dtype)
-        return F.linear(hidden_states(decoder, pages, batch, adapt), decoder.head)
+        return F.linear(hidden_states(decoder, pages, batch, adapters), decoder.head)
     shape = decoder.shape
     place = _Placing(decoder, pages, batch)
     residual = F.embedding(batch.ids, decoder.embed)
+    counters = torch.zeros((shape.layers, len(PROJECTIONS), 1), dtype=torch.int32, device=residual.device)
 
-    def adapters(i: int, projection: Projection) -> RowAdapters | None:
-        return None if adapted is None else adapted.factors(i, projection)
+    def adapted(i: int, projection: Projection) -> RowAdapters | None:
+        if adapters is None:
+            return None
+        arrivals = counters[i, PROJECTIONS.index(projection)]
+        return RowAdapters(adapters.policies.factors(i, projection), adapters.slots, arrivals)
 
     for i, layer in enumerate(decoder.layers):
         norms = (layer.input_norm, shape.eps), (layer.post_norm, shape.eps)
-        qkv = thin_products.norm_product(residual, norms[0], layer.qkv, adapters(i, "qkv"))
+        qkv = thin_products.norm_product(residual, norms[0], layer.qkv, adapted(i, "qkv"))
         attended = batch.attend(i, place(i, qkv))
-        residual = thin_products.product_plus(attended, layer.o, residual, adapters(i, "o"))
-        gated = thin_products.norm_gated_product(residual, norms[1], layer.gate_up, adapters(i, "gate_up"))
-        residual = thin_products.product_plus(gated, layer.down, residual, adapters(i, "down"))
+        residual = thin_products.product_plus(attended, layer.o, residual, adapted(i, "o"))
+        gated = thin_products.norm_gated_product(residual, norms[1], layer.gate_up, adapted(i, "gate_up"))
+        residual = thin_products.product_plus(gated, layer.down, residual, adapted(i, "down"))
     return thin_products.norm_product(residual, (decoder.norm, shape.eps), Linear(decoder.head))
-
-
-class AdaptedRows(NamedTuple):
-    """Adapters for rows of one token, chosen by the values of a tensor, as a CUDA graph needs it."""
-
-    policies: PolicyWeights
-    slots: Tensor
-    """Of each row; 0 for none."""
-
-    def masked(self, dtype: torch.dtype) -> Adapt:
-        numbers = torch.arange(1, self.policies.slots + 1, device=self.slots.device)
-        return self.policies.adapt_masked((self.slots[:, None] == numbers).to(dtype))
-
-    def factors(self, layer: int, projection: Projection) -> RowAdapters:
-        return RowAdapters(*self.policies.factors(layer, projection), self.slots)
 
 
 class _Placing:
@@ -230,9 +248,10 @@ class GraphInputs:
 
     def __init__(self, max_sequences: int, max_context: int, device: torch.device) -> None:
         self.device = device
-        self._columns = torch.zeros(8, max_sequences, dtype=torch.int32, device=device)
+        self._columns = torch.zeros(11, max_sequences, dtype=torch.int32, device=device)
         self.ids, self.positions, self.slots, self.lengths, self.adapters, self._drawn_by = self._columns[:6]
-        self.uniforms, self.temperatures = self._columns[6:].view(torch.float32)
+        self.uniforms, self.temperatures = self._columns[6:8].view(torch.float32)
+        self.tiles = self._columns[8:]
         self.table = torch.zeros(max_sequences, pages_for(max_context), dtype=torch.int32, device=device)
         self._table = np.zeros(self.table.shape, np.int32)
         self._pages: list[tuple[list[int], int]] = [([], 0)] * max_sequences
@@ -254,7 +273,9 @@ class GraphInputs:
         columns[2, rows] = pages * PAGE_SIZE + starts % PAGE_SIZE
         columns[3, rows] = starts + 1
         columns[4, rows] = [sequence.slot for sequence in sequences]
-        columns[6:].view(np.float32)[:, rows] = uniforms, [temperature(sequence.params) for sequence in sequences]
+        columns[6:8].view(np.float32)[:, rows] = uniforms, [temperature(sequence.params) for sequence in sequences]
+        tiles = cut_tiles(adapter_spans(work), DECODE_ROWS)
+        columns[8:, : tiles.shape[1]] = tiles
         self._columns.copy_(torch.from_numpy(columns).pin_memory(), non_blocking=True)
         if drawn is not None:
             torch.index_select(drawn, 0, self._drawn_by[rows], out=self.ids[rows])
@@ -280,6 +301,22 @@ class GraphInputs:
 def temperature(params: SamplingParams) -> float:
     """As the kernels take it: 0 for the likeliest token."""
     return params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
+
+
+def redraw(rows: StepLogits, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> None:
+    """Draw again, in place, where only the likeliest tokens are possible. The host does not wait for it."""
+    which = [row for row, one in enumerate(params) if is_truncated(one)]
+    if not which or rows.drawn is None:
+        return
+    logits, vocabulary = rows.logits, rows.logits.shape[1]
+    numbers = [(temperature(params[row]), uniforms[row], params[row].top_p) for row in which]
+    likeliest = [min(params[row].top_k, vocabulary) for row in which]
+    index = on_device(np.asarray(which, np.int64), logits.device)
+    top_ks = on_device(np.asarray(likeliest, np.int32), logits.device) if any(likeliest) else None
+    columns = on_device(np.ascontiguousarray(np.asarray(numbers, np.float32).T), logits.device)
+    temperatures, chances, top_ps = columns
+    drawn = draw_truncated(logits.index_select(0, index), temperatures, chances, top_ps, top_ks)
+    rows.drawn.index_copy_(1, index, drawn)
 
 
 class CudaRunner(Runner):
@@ -313,26 +350,33 @@ class CudaRunner(Runner):
     def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
         if len(uniforms) < len(work) or any(item.count > 1 for item in work):
             return self._run_prompts(slot, work, uniforms)
-        rows = next(size for size in self.sizes if size >= len(work))
-        key = GraphKey(rows, slot, adapted=not slot and any(item.sequence.slot for item in work))
+        size = next(size for size in self.sizes if size >= len(work))
+        key = GraphKey(size, slot, adapted=not slot and any(item.sequence.slot for item in work))
         self.inputs.write(work, uniforms, drawn)
         graph = self.graphs.get(key)
         if graph is None:
             graph = self.graphs[key] = self._capture(key)
         graph.graph.replay()
-        return StepLogits(graph.logits[: len(work)], graph.drawn[:, : len(work)])
+        rows = StepLogits(graph.logits[: len(work)], graph.drawn[:, : len(work)])
+        redraw(rows, [item.sequence.params for item in work], uniforms)
+        return rows
 
     def _run_prompts(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
         decoder = self.policies.model(slot) or self.decoder
         batch = self.cache.batch(work)
-        adapt = self.policies.adapt(adapter_spans(work))
-        hidden = hidden_states(decoder, self.cache.pages, batch, adapt)
+        hidden = hidden_states(decoder, self.cache.pages, batch, None if slot else self._adapters(work))
         logits = F.linear(hidden[read_scores(decoder, work, hidden)], decoder.head)
         if not uniforms:
             return StepLogits(logits)
-        temperatures = [temperature(item.sequence.params) for item in work if item.draws]
-        chances = on_device(np.asarray([temperatures, uniforms], np.float32), self.device)
-        return StepLogits(logits, draw_tokens(logits, *chances))
+        params = [item.sequence.params for item in work if item.draws]
+        chances = on_device(np.asarray([[*map(temperature, params)], uniforms], np.float32), self.device)
+        rows = StepLogits(logits, draw_tokens(logits, *chances))
+        redraw(rows, params, uniforms)
+        return rows
+
+    def _adapters(self, work: Sequence[Work]) -> StepAdapters | None:
+        tiles = on_device(cut_tiles(adapter_spans(work), PROMPT_ROWS), self.device)
+        return StepAdapters(self.policies, AdapterTiles(tiles, PROMPT_ROWS), tiles[2]) if tiles.numel() else None
 
     def _capture(self, key: GraphKey) -> DecodeGraph:
         rows = key.rows
@@ -340,10 +384,11 @@ class CudaRunner(Runner):
         inputs = self.inputs
         attend = self.cache.decode(inputs.table[:rows], inputs.lengths[:rows])
         batch = CudaBatch(inputs.ids[:rows], inputs.positions[:rows], inputs.slots[:rows], attend)
+        tiles = AdapterTiles(inputs.tiles[:, : most_tiles(rows, self.policies.slots)], DECODE_ROWS)
+        adapters = StepAdapters(self.policies, tiles, inputs.adapters[:rows]) if key.adapted else None
 
         def forward() -> tuple[Tensor, Tensor]:
-            adapted = AdaptedRows(self.policies, inputs.adapters[:rows]) if key.adapted else None
-            logits = next_logits(decoder, self.cache.pages, batch, adapted)
+            logits = next_logits(decoder, self.cache.pages, batch, adapters)
             return logits, draw_tokens(logits, inputs.temperatures[:rows], inputs.uniforms[:rows])
 
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

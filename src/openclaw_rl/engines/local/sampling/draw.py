@@ -35,10 +35,9 @@ class Draws:
     top: list[tuple[tuple[int, float], ...]]
 
 
-def needs_no_ranking(params: SamplingParams) -> bool:
-    """Whether the draw needs no ranking of tokens: temperature alone, and no likeliest tokens to return."""
-    truncated = params.temperature >= MIN_TEMPERATURE and (params.top_p < 1 or params.top_k > 0)
-    return not truncated and not params.top_logprobs
+def is_truncated(params: SamplingParams) -> bool:
+    """Whether some tokens are too unlikely to be drawn."""
+    return params.temperature >= MIN_TEMPERATURE and (params.top_p < 1 or params.top_k > 0)
 
 
 def draw(
@@ -61,9 +60,8 @@ def draw(
             tokens = chosen
         else:
             tokens[rows] = chosen
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    logprobs = logits.gather(1, tokens[:, None]) - normaliser
-    return Draws(tokens.tolist(), logprobs[:, 0].tolist(), _top(logits, normaliser, params))
+    logprobs = logits.gather(1, tokens[:, None]) - logits.logsumexp(-1, keepdim=True)
+    return Draws(tokens.tolist(), logprobs[:, 0].tolist(), _top(logits, params))
 
 
 def _masked(logits: Tensor, masks: Mapping[int, NDArray[np.bool_]]) -> Tensor:
@@ -80,7 +78,7 @@ def _by_kind(params: Sequence[SamplingParams]) -> dict[Kind, list[int]]:
     for row, p in enumerate(params):
         if p.temperature < MIN_TEMPERATURE:
             kind = _greedy
-        elif p.top_p < 1 or p.top_k > 0:
+        elif is_truncated(p):
             kind = _truncated
         else:
             kind = _tempered
@@ -98,7 +96,10 @@ def _tempered(logits: Tensor, params: list[SamplingParams], uniforms: list[float
 
 
 def _truncated(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
-    """Apply top_k first, then top_p to the tokens that are left, as other engines do."""
+    """Apply top_k first, then top_p to the tokens that are left, as other engines do.
+
+    Those that stay are in the order of their ids, as without these limits.
+    """
     scaled = logits / _column([p.temperature for p in params], logits)
     vocabulary = logits.shape[1]
     candidates = min(vocabulary, max(NUCLEUS_CANDIDATES, *(p.top_k for p in params)))
@@ -117,7 +118,8 @@ def _truncated(logits: Tensor, params: list[SamplingParams], uniforms: list[floa
     kept_mass = torch.where(limits < vocabulary, probs.sum(-1, keepdim=True), 1.0)
     before = probs.cumsum(-1) - probs
     probs = probs * ((before < top_p * kept_mass) | (rank == 0))
-    return ids.gather(1, _invert(probs, uniforms)[:, None])[:, 0]
+    ids, order = ids.sort()
+    return ids.gather(1, _invert(probs.gather(1, order), uniforms)[:, None])[:, 0]
 
 
 def _ranked(scaled: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,10 +143,16 @@ def _column(values: list[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _top(logits: Tensor, normaliser: Tensor, params: Sequence[SamplingParams]) -> list[tuple[tuple[int, float], ...]]:
+def _top(logits: Tensor, params: Sequence[SamplingParams]) -> list[tuple[tuple[int, float], ...]]:
     most = max(p.top_logprobs for p in params)
     if not most:
         return [()] * len(params)
-    values, ids = logits.topk(most)
-    rows = zip(ids.tolist(), (values - normaliser).tolist(), params, strict=True)
+    values, ids = top_tokens(logits, most)
+    rows = zip(ids.tolist(), values.tolist(), params, strict=True)
     return [tuple(zip(i[: p.top_logprobs], v[: p.top_logprobs], strict=True)) for i, v, p in rows]
+
+
+def top_tokens(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The raw log-probs of each row's likeliest tokens, and their ids."""
+    values, ids = logits.topk(most)
+    return values - logits.logsumexp(-1, keepdim=True), ids

@@ -23,7 +23,8 @@ from torch import Tensor
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel, Projection, Sizes
-from openclaw_rl.engines.local.sampling.draw import Draws, draw, needs_no_ranking
+from openclaw_rl.engines.local.model.policy_slots import Factors
+from openclaw_rl.engines.local.sampling.draw import Draws, draw, top_tokens
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
 from openclaw_rl.engines.local.sampling.scheduler import Work, pages_for
@@ -153,9 +154,8 @@ class PolicyWeights(Protocol):
         """A slot's own weights; None if it computes with the base model's."""
 
     def adapt(self, spans: Sequence[tuple[int, int, int]]) -> Adapt | None: ...
-    def adapt_masked(self, mask: Tensor) -> Adapt: ...
-    def factors(self, layer: int, projection: Projection) -> tuple[Tensor, Tensor]:
-        """The adapters of all slots: [slots, width, in] and [slots, width, out]."""
+    def factors(self, layer: int, projection: Projection) -> Factors:
+        """The adapters of all slots."""
 
 
 class StepLogits(NamedTuple):
@@ -170,17 +170,31 @@ class StepLogits(NamedTuple):
 class OnItsWay:
     """What CUDA has drawn, or will have drawn, on its way to the host, which need not wait for it yet."""
 
-    def __init__(self, drawn: Tensor) -> None:
-        self._here = torch.empty(drawn.shape, dtype=drawn.dtype, pin_memory=True)
-        self._here.copy_(drawn, non_blocking=True)
+    def __init__(self, rows: StepLogits, params: Sequence[SamplingParams]) -> None:
+        assert rows.drawn is not None
+        self._params = params
+        self._most = max(one.top_logprobs for one in params)
+        parts = [rows.drawn]
+        if self._most:
+            values, ids = top_tokens(rows.logits.float(), self._most)
+            parts += [ids.int().t(), values.view(torch.int32).t()]
+        device = torch.cat(parts) if len(parts) > 1 else rows.drawn
+        self._here = torch.empty(device.shape, dtype=torch.int32, pin_memory=True)
+        self._here.copy_(device, non_blocking=True)
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived.record()
 
-    def wait(self) -> tuple[list[int], list[float]]:
-        """The tokens and their log-probs."""
+    def wait(self) -> Draws:
         self._arrived.synchronize()
-        tokens, bits = self._here.numpy()
-        return tokens.tolist(), bits.view(np.float32).tolist()
+        here = self._here.numpy()
+        tokens, bits = here[:2]
+        ids, values = here[2:].reshape(2, self._most, -1)
+        top = [
+            tuple(zip(ids[: one.top_logprobs, row].tolist(), likely[: one.top_logprobs, row].tolist(), strict=True))
+            for likely in [values.view(np.float32)]
+            for row, one in enumerate(self._params)
+        ]
+        return Draws(tokens.tolist(), bits.view(np.float32).tolist(), top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +213,7 @@ class RanStep:
     """Set where the device drew."""
 
     def tokens(self) -> Tensor:
-        """The tokens of all rows, none of which needs a ranking, on the device. The host does not wait for them."""
+        """The tokens of all rows, none of which is constrained, on the device. The host does not wait for them."""
         if self.rows.drawn is not None:
             return self.rows.drawn[0]
         return torch.tensor(self.draw({}).tokens)
@@ -211,14 +225,14 @@ class RanStep:
         logits = self.rows.logits
         if self.coming is None:
             return draw(logits.float(), params, self.uniforms, masks)
-        rows = [row for row, one in enumerate(params) if row in masks or not needs_no_ranking(one)]
-        draws = Draws(*self.coming.wait(), [()] * len(params))
-        if rows:
+        draws = self.coming.wait()
+        if masks:
+            rows = list(masks)
             others = draw(
                 logits[rows].float(),
                 [params[row] for row in rows],
                 [self.uniforms[row] for row in rows],
-                {i: masks[row] for i, row in enumerate(rows) if row in masks},
+                {i: masks[row] for i, row in enumerate(rows)},
             )
             for i, row in enumerate(rows):
                 draws.tokens[row] = others.tokens[i]
@@ -243,7 +257,7 @@ class Runner(ABC):
         drawing = [item.sequence for item in work if item.draws]
         uniforms = [sequence.rng.random() for sequence in drawing]
         rows = self._run_parts(work, drawing, uniforms, None if before is None else before.tokens())
-        coming = None if rows.drawn is None else OnItsWay(rows.drawn)
+        coming = None if rows.drawn is None else OnItsWay(rows, [sequence.params for sequence in drawing])
         return RanStep(work, drawing, uniforms, rows, coming)
 
     def _run_parts(

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from openclaw_rl.engines.constraints import Automaton
 from openclaw_rl.engines.local.model.language_model import LanguageModel
-from openclaw_rl.engines.local.sampling.draw import needs_no_ranking
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.types import FinishReason, Priority, SamplingParams, ScoreRequest, Scores, TopTokens
 
@@ -86,8 +85,6 @@ class Sequence:
     owner: str = ""
     automaton: Automaton | None = None
     """Set if the completion is constrained."""
-    drawn_by_device: bool = field(init=False)
-    """Whether its tokens are drawn by temperature alone."""
     rng: random.Random = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
@@ -99,9 +96,13 @@ class Sequence:
     _prompt_digests: list[Digest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.drawn_by_device = self.automaton is None and self.scoring is None and needs_no_ranking(self.params)
         self.rng = random.Random(f"{self.params.seed}:{self.index}")
         self.prompt_length = len(self.tokens)
+
+    @property
+    def drawn_by_device(self) -> bool:
+        """Whether the host is not needed to draw: it knows what a constraint allows."""
+        return self.automaton is None and self.scoring is None
 
     @property
     def priority(self) -> int:
