@@ -28,7 +28,7 @@ from openclaw_rl.engines.local.model.adapter_kernels import (  # noqa: E402
 )
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder  # noqa: E402
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots  # noqa: E402
-from openclaw_rl.engines.local.sampling.cuda_runner import (  # noqa: E402
+from openclaw_rl.engines.local.sampling.cuda_forward import (  # noqa: E402
     CudaBatch,
     CudaKVCache,
     StepAdapters,
@@ -36,6 +36,7 @@ from openclaw_rl.engines.local.sampling.cuda_runner import (  # noqa: E402
     next_logits,
     page_table,
 )
+from openclaw_rl.engines.local.sampling.cuda_runner import PromptInputs  # noqa: E402
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE  # noqa: E402
 from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work, pages_for  # noqa: E402
 from openclaw_rl.types import SamplingParams  # noqa: E402
@@ -92,6 +93,36 @@ def test_prompts_beside_generated_tokens_in_one_step(decoder: Decoder) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@torch.inference_mode()
+def test_prompts_as_a_graph_takes_them(tiny_model: Path, adapters: list[Path]) -> None:
+    """Inputs in memory that stays in place, padded, with what an earlier step left in it."""
+    device = torch.device(DEVICE)
+    decoder = load_decoder(tiny_model, torch.float32, device)
+    policies = AdapterSlots(decoder.shape, 3, 4, torch.float32, device)
+    for slot, folder in enumerate(adapters, start=1):
+        policies.load(slot, folder)
+    first, second, third = sequences([9, 17, 30])
+    second.slot, third.slot = 1, 3
+    cache = CudaKVCache(decoder.shape, PAGES, torch.float32, device)
+    inputs = PromptInputs(cache, 512)
+    for work in (
+        [Work(first, 0, 8), Work(second, 0, 17), Work(third, 0, 16)],
+        [Work(first, 8, 1), Work(third, 16, 14)],
+    ):
+        size = inputs.size(work)
+        assert size == 64
+        inputs.write(work, size)
+        hidden = hidden_states(decoder, cache.pages, inputs.batch(size), inputs.adapters(policies, size))
+        found, place = decoder.logits(hidden), 0
+        for item in work:
+            ids = torch.tensor(item.sequence.tokens, device=device)
+            adapt = policies.adapt([(0, len(ids), item.sequence.slot)])
+            expected = decoder.logits(decoder.forward(ids, torch.arange(len(ids), device=device), causal, adapt))
+            rows = found[place : place + item.count]
+            torch.testing.assert_close(rows, expected[item.start : item.stop], rtol=1e-3, atol=1e-3)
+            place += item.count
+
+
 def one_token_each(cache: CudaKVCache, made: list[Sequence]) -> CudaBatch:
     """The last token of each sequence, and a row of padding."""
     ids, positions, slots, _ = cache.batch([Work(one, len(one.tokens) - 1, 1) for one in made])
@@ -126,7 +157,7 @@ def test_rows_with_different_adapters(tiny_model: Path, adapters: list[Path], ro
     cache = CudaKVCache(decoder.shape, PAGES, torch.float32, device)
 
     def adapters(spans: list[tuple[int, int, int]], tile_rows: int) -> StepAdapters:
-        table = torch.from_numpy(cut_tiles(spans, tile_rows).copy()).to(device)
+        table = torch.from_numpy(cut_tiles(spans, tile_rows)).to(device)
         chosen = torch.tensor([*slots, 0], dtype=torch.int32, device=device)
         return StepAdapters(policies, AdapterTiles(table, tile_rows), chosen)
 

@@ -49,7 +49,7 @@ def cut_tiles(spans: Iterable[tuple[int, int, int]], rows: int) -> NDArray[np.in
         if slot
         for first in range(start, stop, rows)
     ]
-    return np.asarray(cut, np.int32).reshape(-1, 3).T
+    return np.ascontiguousarray(np.asarray(cut, np.int32).reshape(-1, 3).T)
 
 
 def most_tiles(rows: int, slots: int) -> int:
@@ -62,7 +62,7 @@ def shrink(x: Tensor, factors: Factors, tiles: AdapterTiles) -> Tensor:
 
     Rows without an adapter have no result.
     """
-    require_dense_last(x)
+    require_dense_last(x, tiles.table)
     rows, inputs = x.shape
     width = factors.down.shape[1]
     # Tiles of prompts are programs enough.
@@ -92,7 +92,7 @@ def shrink(x: Tensor, factors: Factors, tiles: AdapterTiles) -> Tensor:
 
 def expand_add(y: Tensor, inner: Tensor, factors: Factors, tiles: AdapterTiles) -> None:
     """Add to `y` [rows, out] what `shrink` left, rounded to its dtype, times the second factors."""
-    require_dense_last(y)
+    require_dense_last(y, tiles.table)
     splits, rows, width = inner.shape
     first, second = factors.ends
     _expand_kernel[(triton.cdiv(y.shape[1], OUTPUTS_BLOCK), tiles.table.shape[1])](

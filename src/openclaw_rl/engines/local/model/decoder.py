@@ -2,7 +2,7 @@
 
 `Decoder.forward` takes a flat run of tokens. Its caller provides attention (over a paged cache, when sampling) and the
 function that adds adapters to a projection, so a batch may mix any sequences and adapters. The learner computes the
-same function with other fusions (`blocks`), from the same weights, and so does the sampler on CUDA (`cuda_runner`).
+same function with other fusions (`blocks`), from the same weights, and so does the sampler on CUDA (`cuda_forward`).
 
 On a CPU only weights may be narrower than float32: products round their input and their result to the precision of the
 weights and sum in float32. Residual stream, norms, rotation, attention, adapters and log-probs are float32.

@@ -158,7 +158,8 @@ class Worker:
             model = packed(decoder, options.pack_weights) if options.lora_rank else decoder
             return TorchRunner(model, RowKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
         # These import Triton, which not every machine has.
-        from openclaw_rl.engines.local.sampling.cuda_runner import CudaKVCache, CudaRunner
+        from openclaw_rl.engines.local.sampling.cuda_forward import CudaKVCache
+        from openclaw_rl.engines.local.sampling.cuda_runner import CudaRunner
 
         on_cuda = CudaKVCache(decoder.shape, pages, decoder.embed.dtype, device)
         graphs = CudaRunner(decoder, on_cuda, self.policies, options.max_sequences, self.max_context)

@@ -1,19 +1,15 @@
-"""Runs steps on CUDA: the forward pass as fused kernels, over a paged key-value cache.
+"""Runs steps on CUDA, from captured graphs wherever launching the kernels one by one would take longer than they do.
 
-Everything between two matrix products is one kernel. With very few rows, the products themselves are kernels that
-include it.
-
-A step in which every sequence generates one token is replayed from a captured graph, with the drawing of tokens in it:
-at one token per sequence, launching the kernels one by one takes longer than the kernels do.
+A step in which every sequence generates one token has the drawing of tokens in its graph. Steps that read few tokens of
+prompts have graphs up to the hidden states.
 
 All work of the device is in one stream, so that whatever is started later sees what was started before: a step may be
 started while another runs, and pages may be given to others while a step that writes to them runs.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,31 +17,32 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openclaw_rl.engines.local.model import kernels, thin_products
 from openclaw_rl.engines.local.model.adapter_kernels import (
     DECODE_ROWS,
     PROMPT_ROWS,
     AdapterTiles,
     cut_tiles,
-    expand_add,
     most_tiles,
-    shrink,
 )
-from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape
-from openclaw_rl.engines.local.model.kernels import place_heads
-from openclaw_rl.engines.local.model.language_model import Projection
-from openclaw_rl.engines.local.model.linear import Linear
-from openclaw_rl.engines.local.model.thin_products import RowAdapters
+from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.sampling.cuda_forward import (
+    CudaBatch,
+    CudaKVCache,
+    StepAdapters,
+    hidden_states,
+    next_logits,
+    page_table,
+    token_columns,
+)
 from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE, is_truncated
 from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens, draw_truncated
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
-from openclaw_rl.engines.local.sampling.paged_attention import ROWS_BLOCK, PromptRun, paged_decode, paged_prompts, tiles
+from openclaw_rl.engines.local.sampling.paged_attention import ROWS_BLOCK, tile_tokens
 from openclaw_rl.engines.local.sampling.runner import (
     PolicyWeights,
     Runner,
     StepLogits,
     adapter_spans,
-    allocate,
     on_device,
     read_scores,
 )
@@ -53,173 +50,13 @@ from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
 from openclaw_rl.engines.local.sampling.scheduler import Work, pages_for
 from openclaw_rl.types import SamplingParams
 
-#: attend(layer, queries [tokens, heads, dim]) → [tokens, heads * dim]; the step's keys and values are in the cache.
-AttendPages = Callable[[int, Tensor], Tensor]
+Result = TypeVar("Result")
 #: Graphs are captured for these numbers of rows (and no more than the engine allows); others are padded up.
 GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-
-
-class CudaBatch(NamedTuple):
-    """The tokens of a step: a flat run."""
-
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    """Where in the cache each token's key and value go; negative for padding."""
-    attend: AttendPages
-
-
-class Pages(NamedTuple):
-    """The memory of keys and of values: [layers, pages, page, kv heads, dim] each."""
-
-    keys: Tensor
-    values: Tensor
-
-
-class StepAdapters(NamedTuple):
-    """The adapters of a step's rows, chosen by the values of tensors, as a CUDA graph needs it."""
-
-    policies: PolicyWeights
-    tiles: AdapterTiles
-    slots: Tensor
-    """Of each row; 0 for none. Only read for rows of one token each."""
-
-    def project(self, layer: int, projection: Projection, linear: Linear, x: Tensor) -> Tensor:
-        """A projection, with the adapters of its rows."""
-        factors = self.policies.factors(layer, projection)
-        inner = shrink(x, factors, self.tiles)
-        y = linear(x)
-        expand_add(y, inner, factors, self.tiles)
-        return y
-
-
-def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: StepAdapters | None = None) -> Tensor:
-    """Final hidden states [tokens, hidden]."""
-    shape = decoder.shape
-    place = _Placing(decoder, pages, batch)
-
-    def project(i: int, name: Projection, linear: Linear, x: Tensor) -> Tensor:
-        return linear(x) if adapters is None else adapters.project(i, name, linear, x)
-
-    residual = F.embedding(batch.ids, decoder.embed)
-    x = kernels.rms_norm(residual, decoder.layers[0].input_norm, shape.eps)
-    for i, layer in enumerate(decoder.layers):
-        queries = place(i, project(i, "qkv", layer.qkv, x))
-        x = project(i, "o", layer.o, batch.attend(i, queries))
-        x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, shape.eps)
-        x = kernels.silu_mul(project(i, "gate_up", layer.gate_up, x))
-        x = project(i, "down", layer.down, x)
-        norm = decoder.norm if i + 1 == shape.layers else decoder.layers[i + 1].input_norm
-        x, residual = kernels.add_rms_norm(x, residual, norm, shape.eps)
-    return x
-
-
-def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: StepAdapters | None = None) -> Tensor:
-    """Scores over the vocabulary after each token, in the dtype of the weights."""
-    if len(batch.ids) > thin_products.MAX_ROWS or decoder.layers[0].quantised:
-        return F.linear(hidden_states(decoder, pages, batch, adapters), decoder.head)
-    shape = decoder.shape
-    place = _Placing(decoder, pages, batch)
-    residual = F.embedding(batch.ids, decoder.embed)
-    counters = torch.zeros((shape.layers, len(PROJECTIONS), 1), dtype=torch.int32, device=residual.device)
-
-    def adapted(i: int, projection: Projection) -> RowAdapters | None:
-        if adapters is None:
-            return None
-        arrivals = counters[i, PROJECTIONS.index(projection)]
-        return RowAdapters(adapters.policies.factors(i, projection), adapters.slots, arrivals)
-
-    for i, layer in enumerate(decoder.layers):
-        norms = (layer.input_norm, shape.eps), (layer.post_norm, shape.eps)
-        qkv = thin_products.norm_product(residual, norms[0], layer.qkv, adapted(i, "qkv"))
-        attended = batch.attend(i, place(i, qkv))
-        residual = thin_products.product_plus(attended, layer.o, residual, adapted(i, "o"))
-        gated = thin_products.norm_gated_product(residual, norms[1], layer.gate_up, adapted(i, "gate_up"))
-        residual = thin_products.product_plus(gated, layer.down, residual, adapted(i, "down"))
-    return thin_products.norm_product(residual, (decoder.norm, shape.eps), Linear(decoder.head))
-
-
-class _Placing:
-    """Takes the queries out of a layer's fused projection and puts its keys and values into the cache."""
-
-    def __init__(self, decoder: Decoder, pages: Pages, batch: CudaBatch) -> None:
-        self.decoder = decoder
-        self.pages = pages
-        self.slots = batch.slots
-        self.angles = decoder.angles(batch.positions)
-
-    def __call__(self, i: int, qkv: Tensor) -> Tensor:
-        shape = self.decoder.shape
-        layer = self.decoder.layers[i]
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        angles = self.angles if shape.rotary_layers[i] else None
-        return place_heads(qkv, angles, norms, shape.eps, self.pages.keys[i], self.pages.values[i], self.slots)
-
-
-class CudaKVCache:
-    """Rows of one token go through one kernel over the page tables, and all prompts of a step through another."""
-
-    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = shape
-        self.device = device
-        self._scale = 1 / math.sqrt(shape.head_dim)
-        self.pages = Pages(*allocate(shape, pages, dtype, device))
-
-    def batch(self, work: Sequence[Work]) -> CudaBatch:
-        """The tokens of a step that reads prompts; `work` has the rows of one token first."""
-        positions = [np.arange(item.start, item.stop, dtype=np.int32) for item in work]
-        slots = [
-            np.asarray(item.sequence.pages, np.int32)[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE
-            for item, places in zip(work, positions, strict=True)
-        ]
-        ids = np.asarray([token for item in work for token in item.sequence.tokens[item.start : item.stop]], np.int32)
-        columns = on_device(np.stack([ids, np.concatenate(positions), np.concatenate(slots)]), self.device)
-        return CudaBatch(columns[0], columns[1], columns[2], self._attend(work))
-
-    def decode(self, table: Tensor, lengths: Tensor) -> AttendPages:
-        """One new token per row. All that varies is in tensors, as a CUDA graph needs it."""
-
-        def attend(layer: int, q: Tensor) -> Tensor:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            self._attend_single(layer, q, table, lengths, out)
-            return out.flatten(1)
-
-        return attend
-
-    def _attend(self, work: Sequence[Work]) -> AttendPages:
-        single = sum(item.count == 1 for item in work)
-        table = on_device(page_table([item.sequence.pages for item in work]), self.device)
-        lengths = on_device(np.asarray([item.stop for item in work[:single]], np.int32), self.device)
-        prompts = []
-        place = single
-        for item in work[single:]:
-            prompts.append(PromptRun(place, item.start, item.count))
-            place += item.count
-        cut = np.asarray(tiles(prompts, self.shape.heads // self.shape.kv_heads), np.int32).reshape(-1, 4)
-        prompt_tiles = on_device(cut, self.device)
-
-        def attend(layer: int, q: Tensor) -> Tensor:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            if single:
-                self._attend_single(layer, q[:single], table[:single], lengths, out[:single])
-            if prompts:
-                keys = self.pages.keys[layer]
-                values = self.pages.values[layer]
-                paged_prompts(q, keys, values, table[single:], prompt_tiles, self._scale, out)
-            return out.flatten(1)
-
-        return attend
-
-    def _attend_single(self, layer: int, q: Tensor, table: Tensor, lengths: Tensor, out: Tensor) -> None:
-        paged_decode(q, self.pages.keys[layer], self.pages.values[layer], table, lengths, self._scale, out)
-
-
-def page_table(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    """The pages of each sequence, padded with 0."""
-    table = np.zeros((len(rows), max(map(len, rows))), np.int32)
-    for row, pages in zip(table, rows, strict=True):
-        row[: len(pages)] = pages
-    return table
+#: The same for the tokens of steps that read prompts. With more tokens, the kernels take longer than launching them.
+PROMPT_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+#: Sequences in such a step, and tokens before those it reads: a longer one would be attended to by too few programs.
+PROMPT_RUNS, PROMPT_CONTEXT = 16, 8192
 
 
 class GraphKey(NamedTuple):
@@ -238,6 +75,14 @@ class DecodeGraph:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     drawn: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PromptGraph:
+    """A captured step that reads prompts, up to the hidden states."""
+
+    graph: torch.cuda.CUDAGraph
+    hidden: Tensor
 
 
 class GraphInputs:
@@ -298,6 +143,61 @@ class GraphInputs:
             self.table[: block[0], : block[1]] = on_device(self._table[: block[0], : block[1]], self.device)
 
 
+class PromptInputs:
+    """The inputs of every graph of prompts, in memory that stays in place. What is not used is empty."""
+
+    def __init__(self, cache: CudaKVCache, max_context: int) -> None:
+        self.cache = cache
+
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=cache.device)
+
+        self._columns = zeros(3, PROMPT_TOKENS[-1])
+        self._table = zeros(PROMPT_RUNS, pages_for(max_context))
+        self._tiles = zeros(PROMPT_TOKENS[-1] + PROMPT_RUNS, 4)
+        self._adapters = zeros(3, PROMPT_TOKENS[-1] // PROMPT_ROWS + PROMPT_RUNS)
+
+    def size(self, work: Sequence[Work]) -> int | None:
+        """For how many tokens the graph is that can run this step; None if there is none."""
+        if len(work) > PROMPT_RUNS or any(item.start > PROMPT_CONTEXT for item in work):
+            return None
+        tokens = sum(item.count for item in work)
+        return next((size for size in PROMPT_TOKENS if size >= tokens), None)
+
+    def write(self, work: Sequence[Work], size: int) -> None:
+        columns = np.zeros((3, size), np.int32)
+        columns[2] = -1
+        if work:
+            found = token_columns(work)
+            columns[:, : found.shape[1]] = found
+            table = page_table([item.sequence.pages for item in work])
+            self._table[: len(work), : table.shape[1]] = on_device(table, self.cache.device)
+        self._columns[:, :size] = on_device(columns, self.cache.device)
+        self._fill(self._tiles[: self._most_tiles(size)], self.cache.tiles(work))
+        self._fill(self._adapters[:, : self._most_adapters(size)], cut_tiles(adapter_spans(work), PROMPT_ROWS))
+
+    def batch(self, size: int) -> CudaBatch:
+        attend = self.cache.prompts(self._table, self._tiles[: self._most_tiles(size)])
+        ids, positions, slots = self._columns[:, :size]
+        return CudaBatch(ids, positions, slots, attend)
+
+    def adapters(self, policies: PolicyWeights, size: int) -> StepAdapters:
+        table = self._adapters[:, : self._most_adapters(size)]
+        return StepAdapters(policies, AdapterTiles(table, PROMPT_ROWS), table[2])
+
+    def _fill(self, place: Tensor, values: NDArray[np.int32]) -> None:
+        padded = np.zeros(place.shape, np.int32)
+        padded[: values.shape[0], : values.shape[1]] = values
+        place.copy_(on_device(padded, self.cache.device))
+
+    def _most_tiles(self, size: int) -> int:
+        shape = self.cache.shape
+        return size // tile_tokens(shape.heads // shape.kv_heads) + PROMPT_RUNS
+
+    def _most_adapters(self, size: int) -> int:
+        return size // PROMPT_ROWS + PROMPT_RUNS
+
+
 def temperature(params: SamplingParams) -> float:
     """As the kernels take it: 0 for the likeliest token."""
     return params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
@@ -332,7 +232,9 @@ class CudaRunner(Runner):
         self.device = decoder.embed.device
         self.sizes = [size for size in GRAPH_ROWS if size < max_sequences] + [max_sequences]
         self.inputs = GraphInputs(max_sequences, max_context, self.device)
+        self.prompts = PromptInputs(cache, max_context)
         self.graphs: dict[GraphKey, DecodeGraph] = {}
+        self.prompt_graphs: dict[GraphKey, PromptGraph] = {}
         self.memory = torch.cuda.graph_pool_handle()
 
     @torch.inference_mode()
@@ -344,8 +246,14 @@ class CudaRunner(Runner):
             self.graphs[key] = self._capture(key)
         nobody = Completion(0, 0, [0] * (ROWS_BLOCK + 1), SamplingParams(1), 0, 0, (0, 0))
         nobody.pages = [0] * pages_for(len(nobody.tokens))
-        # One row generates and one is a prompt, as in a step that has both.
-        self._run(0, [Work(nobody, ROWS_BLOCK, 1), Work(nobody, 0, ROWS_BLOCK)], [0.0], None)
+        for size in reversed(PROMPT_TOKENS):
+            self.prompts.write([], size)
+            key = GraphKey(size, slot=0, adapted=False)
+            self.prompt_graphs[key] = self._capture_prompts(key)
+        # One row generates and one is a prompt, as in a step that has both, with and without a graph.
+        work = [Work(nobody, ROWS_BLOCK, 1), Work(nobody, 0, ROWS_BLOCK)]
+        self._run(0, work, [0.0], None)
+        hidden_states(self.decoder, self.cache.pages, self.cache.batch(work))
 
     def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
         if len(uniforms) < len(work) or any(item.count > 1 for item in work):
@@ -363,8 +271,7 @@ class CudaRunner(Runner):
 
     def _run_prompts(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
         decoder = self.policies.model(slot) or self.decoder
-        batch = self.cache.batch(work)
-        hidden = hidden_states(decoder, self.cache.pages, batch, None if slot else self._adapters(work))
+        hidden = self._hidden(slot, decoder, work)
         logits = F.linear(hidden[read_scores(decoder, work, hidden)], decoder.head)
         if not uniforms:
             return StepLogits(logits)
@@ -373,6 +280,27 @@ class CudaRunner(Runner):
         rows = StepLogits(logits, draw_tokens(logits, *chances))
         redraw(rows, params, uniforms)
         return rows
+
+    def _hidden(self, slot: int, decoder: Decoder, work: Sequence[Work]) -> Tensor:
+        """Final hidden states of a step's tokens, and of padding."""
+        size = self.prompts.size(work)
+        if size is None:
+            adapters = None if slot else self._adapters(work)
+            return hidden_states(decoder, self.cache.pages, self.cache.batch(work), adapters)
+        key = GraphKey(size, slot, adapted=not slot and any(item.sequence.slot for item in work))
+        self.prompts.write(work, size)
+        graph = self.prompt_graphs.get(key)
+        if graph is None:
+            graph = self.prompt_graphs[key] = self._capture_prompts(key)
+        graph.graph.replay()
+        return graph.hidden
+
+    def _capture_prompts(self, key: GraphKey) -> PromptGraph:
+        decoder = self.policies.model(key.slot) or self.decoder
+        batch = self.prompts.batch(key.rows)
+        adapters = self.prompts.adapters(self.policies, key.rows) if key.adapted else None
+        graph, hidden = self._captured(lambda: hidden_states(decoder, self.cache.pages, batch, adapters))
+        return PromptGraph(graph, hidden)
 
     def _adapters(self, work: Sequence[Work]) -> StepAdapters | None:
         tiles = on_device(cut_tiles(adapter_spans(work), PROMPT_ROWS), self.device)
@@ -391,6 +319,10 @@ class CudaRunner(Runner):
             logits = next_logits(decoder, self.cache.pages, batch, adapters)
             return logits, draw_tokens(logits, inputs.temperatures[:rows], inputs.uniforms[:rows])
 
+        graph, (logits, drawn) = self._captured(forward)
+        return DecodeGraph(graph, logits, drawn)
+
+    def _captured(self, forward: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -398,5 +330,5 @@ class CudaRunner(Runner):
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.memory):
-            logits, drawn = forward()
-        return DecodeGraph(graph, logits, drawn)
+            result = forward()
+        return graph, result

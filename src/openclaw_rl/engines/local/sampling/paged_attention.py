@@ -224,12 +224,17 @@ class PromptRun:
     count: int
 
 
+def tile_tokens(group: int) -> int:
+    """How many tokens of a prompt a tile has, if that many query heads share a kv head."""
+    return ROWS_BLOCK // int(triton.next_power_of_2(group))
+
+
 def tiles(prompts: Sequence[PromptRun], group: int) -> list[tuple[int, int, int, int]]:
     """(row of the page table, place in the run, position, number of tokens) of each tile, longest prompts first.
 
     `group` is the number of query heads that share a kv head.
     """
-    tokens = ROWS_BLOCK // triton.next_power_of_2(group)
+    tokens = tile_tokens(group)
     cut = [
         (row, prompt.place + offset, prompt.start + offset, min(tokens, prompt.count - offset))
         for row, prompt in enumerate(prompts)
@@ -337,6 +342,7 @@ def _attend_prompts_kernel(
         visible = valid[None, :] & (position[None, :] <= (start + token)[:, None])
         peak, weight, total = attend_block(query, key, value, visible, log2_scale, peak, weight, total)
 
-    result = total / weight[:, None]
+    # A tile that only pads has no keys.
+    result = total / tl.where(weight > 0.0, weight, 1.0)[:, None]
     result_at = out + ((place + token)[:, None] * (KV_HEADS * GROUP) + head[:, None]) * DIM + lane[None, :]
     tl.store(result_at, result.to(out.dtype.element_ty), mask=inside)
