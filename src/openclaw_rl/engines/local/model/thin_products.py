@@ -261,6 +261,15 @@ def _product_kernel(
         )
 
 
+@triton.jit
+def _rounded_sum(total, bias, out, column, inside, BIAS: tl.constexpr):
+    """[items]: the product's result with its bias, rounded to the dtype of `out`."""
+    result = tl.sum(total, axis=1)
+    if BIAS:
+        result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    return result.to(out.dtype.element_ty).to(tl.float32)
+
+
 # fmt: off
 @triton.jit
 def _product(
@@ -289,7 +298,6 @@ def _product(
         if GATED:
             right_factor = _second_factor(up, slot, WIDTH + output, output < WIDTH, OUT, RANK, RANK_BLOCK)
     wait_for_previous(CHAINED)
-
     inverse = 0.0
     if NORM:
         inverse = _inverse_norm(x, row, lane, x_stride, eps, ROWS, INPUTS, INPUTS_BLOCK)
@@ -303,11 +311,7 @@ def _product(
         total += value * _weight_block(weight, output, column, WIDTH, INPUTS).to(tl.float32)
         if GATED:
             right_total += value * _weight_block(right_weight, output, column, WIDTH, INPUTS).to(tl.float32)
-
-    result = tl.sum(total, axis=1)
-    if BIAS:
-        result += tl.load(bias + output, mask=output < WIDTH, other=0.0).to(tl.float32)
-    result = result.to(dtype).to(tl.float32)
+    result = _rounded_sum(total, bias, out, output, output < WIDTH, BIAS)
     if LOW_RANK:
         while tl.atomic_add(arrivals, 0, sem="acquire") < LOW_RANK_PROGRAMS:
             pass
@@ -316,10 +320,7 @@ def _product(
         )
         result = result.to(dtype).to(tl.float32)
     if GATED:
-        right = tl.sum(right_total, axis=1)
-        if BIAS:
-            right += tl.load(bias + WIDTH + output, mask=output < WIDTH, other=0.0).to(tl.float32)
-        right = right.to(dtype).to(tl.float32)
+        right = _rounded_sum(right_total, bias, out, WIDTH + output, output < WIDTH, BIAS)
         if LOW_RANK:
             right += _adapted(
                 inner, right_factor, slot, row, WIDTH + output, ROWS, RANK, RANK_BLOCK, LOW_RANK, FIRST_END, SECOND_END

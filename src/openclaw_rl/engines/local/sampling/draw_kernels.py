@@ -303,29 +303,15 @@ def _sum_chunks_kernel(
     tl.store(weights + at, tl.sum(_weights(value, base, temperature), axis=0))
 
 
+# fmt: off
 @triton.jit
 def _pick_kernel(
-    logits,
-    temperatures,
-    uniforms,
-    peaks,
-    sums,
-    weights,
-    likeliest,
-    cut_keys,
-    cut_equals,
-    equals,
-    tokens,
-    logprobs,
-    row_stride,
-    VOCABULARY: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNKS_BLOCK: tl.constexpr,
-    CUT: tl.constexpr,
-    KEY_BITS: tl.constexpr,
+    logits, temperatures, uniforms, peaks, sums, weights, likeliest, cut_keys, cut_equals, equals, tokens, logprobs,
+    row_stride, VOCABULARY: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
+    CUT: tl.constexpr, KEY_BITS: tl.constexpr,
 ):
     """One program finds the token of one row: first its chunk, then its place there."""
+    # fmt: on
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS_BLOCK)
     inside = chunk < CHUNKS
