@@ -92,7 +92,8 @@ def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: Step
     shape = decoder.shape
     place = _Placing(decoder, pages, batch)
     residual = F.embedding(batch.ids, decoder.embed)
-    counters = torch.zeros((shape.layers, len(PROJECTIONS), 1), dtype=torch.int32, device=residual.device)
+    layers = 0 if adapters is None else shape.layers
+    counters = torch.zeros((layers, len(PROJECTIONS), 1), dtype=torch.int32, device=residual.device)
 
     def adapted(i: int, projection: Projection) -> RowAdapters | None:
         if adapters is None:

@@ -188,7 +188,7 @@ class OnItsWay:
         self._arrived.synchronize()
         here = self._here.numpy()
         tokens, bits = here[:2]
-        ids, values = here[2:].reshape(2, self._most, -1)
+        ids, values = here[2:].reshape(2, self._most, len(self._params))
         top = [
             tuple(zip(ids[: one.top_logprobs, row].tolist(), likely[: one.top_logprobs, row].tolist(), strict=True))
             for likely in [values.view(np.float32)]
