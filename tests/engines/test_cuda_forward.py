@@ -146,10 +146,12 @@ def test_one_token_of_each_row(decoder: Decoder, rows: int) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("rows", [3, 6])
-def test_rows_with_different_adapters(tiny_model: Path, adapters: list[Path], rows: int) -> None:
+@pytest.mark.parametrize(("rows", "bits"), [(3, 0), (6, 0), (3, 8), (6, 4)])
+def test_rows_with_different_adapters(tiny_model: Path, adapters: list[Path], rows: int, bits: int) -> None:
+    """Also on weights that are stored in fewer bits."""
     device = torch.device(DEVICE)
-    decoder = load_decoder(tiny_model, torch.float32, device)
+    decoder = load_decoder(tiny_model, torch.float32, device, bits=bits)
+    assert bool(decoder.layers[0].quantised) == bool(bits)
     policies = AdapterSlots(decoder.shape, 3, 4, torch.float32, device)
     for slot, folder in enumerate(adapters, start=1):
         policies.load(slot, folder)

@@ -26,7 +26,7 @@ from openclaw_rl.engines.local.model.adapter_kernels import (  # noqa: E402
     PROMPT_ROWS,
     AdapterTiles,
     cut_tiles,
-    expand_add,
+    expand,
     most_tiles,
     shrink,
 )
@@ -303,24 +303,22 @@ def test_thin_products(
     bias = random(2 * outputs, device=device, dtype=dtype, seed=2) if biased else None
     gain, residual = (random(n, device=device, dtype=dtype, seed=3) for n in (inputs, 2 * outputs))
     residual = residual.expand(rows, -1).contiguous()
-    linear, factors, slots = Linear(weight, bias), None, None
+    linear, adapters = Linear(weight, bias), None
     base, straight = F.linear(ops.rms_norm(x, gain, EPS), weight, bias), F.linear(x, weight, bias)
     if adapted:
         factors = random_factors(3, 12, inputs, [outputs, outputs], device, dtype)
         slots = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=device)[:rows]
+        tiles = cut_tiles([(row, row + 1, slot) for row, slot in enumerate(slots.tolist())], DECODE_ROWS)
+        table = AdapterTiles(torch.from_numpy(tiles.copy()).to(device), DECODE_ROWS)
+        adapters = thin_products.RowAdapters(factors, slots, table)
         add_adapters(base, ops.rms_norm(x, gain, EPS), factors, slots)
         add_adapters(straight, x, factors, slots)
     # The order of the sums differs, so that single results are rounded to the other side.
     tolerance = {"rtol": 4 * ROUNDING[dtype]["rtol"], "atol": {torch.float32: 2e-5}.get(dtype, 4e-2)}
-
-    def adapters() -> thin_products.RowAdapters | None:
-        arrivals = torch.zeros(1, dtype=torch.int32, device=device)
-        return None if factors is None else thin_products.RowAdapters(factors, slots, arrivals)
-
-    assert_close(thin_products.norm_product(x, (gain, EPS), linear, adapters()), base, **tolerance)
-    found = thin_products.norm_gated_product(x, (gain, EPS), linear, adapters())
+    assert_close(thin_products.norm_product(x, (gain, EPS), linear, adapters), base, **tolerance)
+    found = thin_products.norm_gated_product(x, (gain, EPS), linear, adapters)
     assert_close(found, ops.silu_mul(base), **tolerance)
-    assert_close(thin_products.product_plus(x, linear, residual, adapters()), straight + residual, **tolerance)
+    assert_close(thin_products.product_plus(x, linear, residual, adapters), straight + residual, **tolerance)
 
 
 def random_factors(slots: int, rank: int, inputs: int, outputs: list[int], device: str, dtype: torch.dtype) -> Factors:
@@ -340,7 +338,13 @@ def add_adapters(y: Tensor, x: Tensor, factors: Factors, slots: Tensor) -> None:
 
 
 #: The slots of a batch's rows, which are sorted by slot: one, several, and rows without an adapter.
-ROWS_BY_SLOT = {1: [2], 5: [0, 0, 1, 1, 3], 16: [1] * 16, 33: [0] * 2 + [1] * 17 + [2] * 6 + [8] * 8, 64: [4] * 64}
+ROWS_BY_SLOT = {
+    1: [2],
+    5: [0, 0, 1, 1, 3],
+    16: [0] * 3 + [1] * 13,
+    33: [0] * 2 + [1] * 17 + [2] * 6 + [8] * 8,
+    64: [4] * 64,
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -366,8 +370,15 @@ def test_adapters_of_many_rows(
     cut = torch.from_numpy(cut_tiles(spans, tile_rows))
     table[:, : cut.shape[1]] = cut
     tiles = AdapterTiles(table.to(device), tile_rows)
-    expand_add(y, shrink(x, factors, tiles), factors, tiles)
-    assert_close(y.float(), expected, rtol=0, atol={torch.float32: 2e-5, torch.float16: 8e-3}.get(dtype, 6e-2))
+    tolerance = {"rtol": 0, "atol": {torch.float32: 2e-5, torch.float16: 8e-3}.get(dtype, 6e-2)}
+    inner = shrink(x, factors, tiles)
+    if len(outputs) == 2:
+        found = expand(y.clone(), inner, factors, tiles, gated=True)
+        assert_close(found.float(), ops.silu_mul(expected), **tolerance)
+    residual = random(rows, sum(outputs), device=device, dtype=dtype, seed=2)
+    found = expand(y.clone(), inner, factors, tiles, residual)
+    assert_close(found.float(), expected + residual.float(), **tolerance)
+    assert_close(expand(y, inner, factors, tiles).float(), expected, **tolerance)
 
 
 def test_a_row_does_not_depend_on_what_else_is_in_the_batch(device: str) -> None:
@@ -376,7 +387,7 @@ def test_a_row_does_not_depend_on_what_else_is_in_the_batch(device: str) -> None
     alone, among = torch.zeros(1, 64, device=device), torch.zeros(20, 64, device=device)
     for y, rows, spans in ((alone, slice(18, 19), [(0, 1, 2)]), (among, slice(0, 20), [(0, 17, 1), (17, 20, 2)])):
         tiles = AdapterTiles(torch.from_numpy(cut_tiles(spans, DECODE_ROWS)).to(device), DECODE_ROWS)
-        expand_add(y, shrink(x[rows], factors, tiles), factors, tiles)
+        expand(y, shrink(x[rows], factors, tiles), factors, tiles)
     if device == "cuda":
         assert torch.equal(alone[0], among[18])
     else:  # the interpreter's products are NumPy's, whose sums depend on the number of rows

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import kernels, thin_products
-from openclaw_rl.engines.local.model.adapter_kernels import AdapterTiles, expand_add, shrink
-from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape
+from openclaw_rl.engines.local.model.adapter_kernels import AdapterTiles, expand, shrink
+from openclaw_rl.engines.local.model.decoder import Decoder, Shape
 from openclaw_rl.engines.local.model.kernels import place_heads
 from openclaw_rl.engines.local.model.language_model import Projection
 from openclaw_rl.engines.local.model.linear import Linear
@@ -55,13 +55,14 @@ class StepAdapters(NamedTuple):
     slots: Tensor
     """Of each row; 0 for none. Only read for rows of one token each."""
 
-    def project(self, layer: int, projection: Projection, linear: Linear, x: Tensor) -> Tensor:
-        """A projection, with the adapters of its rows."""
+    def project(self, layer: int, projection: Projection, linear: Linear, x: Tensor, gated: bool = False) -> Tensor:
+        """A projection, with the adapters of its rows, and then with its gate."""
         factors = self.policies.factors(layer, projection)
         inner = shrink(x, factors, self.tiles)
-        y = linear(x)
-        expand_add(y, inner, factors, self.tiles)
-        return y
+        return expand(linear(x), inner, factors, self.tiles, gated=gated)
+
+    def of_rows(self, layer: int, projection: Projection) -> RowAdapters:
+        return RowAdapters(self.policies.factors(layer, projection), self.slots, self.tiles)
 
 
 def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: StepAdapters | None = None) -> Tensor:
@@ -78,7 +79,10 @@ def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: St
         queries = place(i, project(i, "qkv", layer.qkv, x))
         x = project(i, "o", layer.o, batch.attend(i, queries))
         x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, shape.eps)
-        x = kernels.silu_mul(project(i, "gate_up", layer.gate_up, x))
+        if adapters is None:
+            x = kernels.silu_mul(layer.gate_up(x))
+        else:
+            x = adapters.project(i, "gate_up", layer.gate_up, x, gated=True)
         x = project(i, "down", layer.down, x)
         norm = decoder.norm if i + 1 == shape.layers else decoder.layers[i + 1].input_norm
         x, residual = kernels.add_rms_norm(x, residual, norm, shape.eps)
@@ -92,14 +96,9 @@ def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: Step
     shape = decoder.shape
     place = _Placing(decoder, pages, batch)
     residual = F.embedding(batch.ids, decoder.embed)
-    layers = 0 if adapters is None else shape.layers
-    counters = torch.zeros((layers, len(PROJECTIONS), 1), dtype=torch.int32, device=residual.device)
 
     def adapted(i: int, projection: Projection) -> RowAdapters | None:
-        if adapters is None:
-            return None
-        arrivals = counters[i, PROJECTIONS.index(projection)]
-        return RowAdapters(adapters.policies.factors(i, projection), adapters.slots, arrivals)
+        return None if adapters is None else adapters.of_rows(i, projection)
 
     for i, layer in enumerate(decoder.layers):
         norms = (layer.input_norm, shape.eps), (layer.post_norm, shape.eps)

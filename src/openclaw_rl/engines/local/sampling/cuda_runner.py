@@ -283,11 +283,13 @@ class CudaRunner(Runner):
 
     def _hidden(self, slot: int, decoder: Decoder, work: Sequence[Work]) -> Tensor:
         """Final hidden states of a step's tokens, and of padding."""
+        adapted = not slot and any(item.sequence.slot for item in work)
         size = self.prompts.size(work)
         if size is None:
-            adapters = None if slot else self._adapters(work)
+            tiles = on_device(cut_tiles(adapter_spans(work), PROMPT_ROWS), self.device)
+            adapters = StepAdapters(self.policies, AdapterTiles(tiles, PROMPT_ROWS), tiles[2]) if adapted else None
             return hidden_states(decoder, self.cache.pages, self.cache.batch(work), adapters)
-        key = GraphKey(size, slot, adapted=not slot and any(item.sequence.slot for item in work))
+        key = GraphKey(size, slot, adapted)
         self.prompts.write(work, size)
         graph = self.prompt_graphs.get(key)
         if graph is None:
@@ -301,10 +303,6 @@ class CudaRunner(Runner):
         adapters = self.prompts.adapters(self.policies, key.rows) if key.adapted else None
         graph, hidden = self._captured(lambda: hidden_states(decoder, self.cache.pages, batch, adapters))
         return PromptGraph(graph, hidden)
-
-    def _adapters(self, work: Sequence[Work]) -> StepAdapters | None:
-        tiles = on_device(cut_tiles(adapter_spans(work), PROMPT_ROWS), self.device)
-        return StepAdapters(self.policies, AdapterTiles(tiles, PROMPT_ROWS), tiles[2]) if tiles.numel() else None
 
     def _capture(self, key: GraphKey) -> DecodeGraph:
         rows = key.rows
