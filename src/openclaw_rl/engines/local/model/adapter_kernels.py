@@ -161,8 +161,8 @@ def _shrink_kernel(
         begin = split * SPAN
         end = tl.minimum(begin + SPAN, INPUTS)
         total = tl.zeros([ROWS_BLOCK, WIDTH_BLOCK], tl.float32)
-        for place in range(begin, end, INPUTS_BLOCK):
-            column = place + tl.arange(0, INPUTS_BLOCK)[None, :]
+        for place in range(0, SPAN, INPUTS_BLOCK):
+            column = begin + place + tl.arange(0, INPUTS_BLOCK)[None, :]
             value = tl.load(x_at + column, mask=(row < count)[:, None] & (column < end), other=0.0)
             factor = tl.load(down_at + column, mask=(output < WIDTH)[:, None] & (column < end), other=0.0)
             total += tl.dot(value, tl.trans(factor), input_precision="ieee")
