@@ -1,6 +1,7 @@
 """The forward pass of fused kernels computes what the decoder computes, for every family, whatever a step holds.
 
-Runs compiled where there is a GPU and in Triton's interpreter where there is none, like `test_kernels`.
+Runs compiled where there is a GPU and in Triton's interpreter where there is none, like `test_kernels`. Captured graphs
+need a GPU.
 """
 
 import os
@@ -28,6 +29,8 @@ from openclaw_rl.engines.local.model.adapter_kernels import (  # noqa: E402
 )
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder  # noqa: E402
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots  # noqa: E402
+from openclaw_rl.engines.local.process.sampler_worker import Worker  # noqa: E402
+from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions  # noqa: E402
 from openclaw_rl.engines.local.sampling.cuda_forward import (  # noqa: E402
     CudaBatch,
     CudaKVCache,
@@ -41,6 +44,7 @@ from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE  # noqa: E402
 from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work, pages_for  # noqa: E402
 from openclaw_rl.types import SamplingParams  # noqa: E402
 from support.decoders import FAMILIES, causal  # noqa: E402
+from support.workers import Answers, ids, request, run  # noqa: E402
 
 pytestmark = pytest.mark.more
 
@@ -174,3 +178,24 @@ def test_rows_with_different_adapters(tiny_model: Path, adapters: list[Path], ro
         adapt = policies.adapt([(0, len(one.tokens), slot)])
         expected = decoder.logits(decoder.forward(ids, places, causal, adapt))[-1]
         torch.testing.assert_close(found[row], expected, rtol=1e-3, atol=1e-3)
+
+
+def answers(model: Path, adapters: list[Path], device: str, bits: int, count: int) -> Answers:
+    """Of a worker with requests for three adapters and the base model, and prompts of different lengths."""
+    decoder = load_decoder(model, torch.float32, torch.device(device), bits=bits)
+    worker = Worker(decoder, WorkerOptions(model, device, "float32", 24, None, 0.05, 4, 4))
+    for slot, folder in enumerate(adapters, start=1):
+        worker.obey(LoadPolicy(slot, slot, folder))
+    jobs = [request([(7 * n + i) % 200 for i in range(3 + 7 * n)], max_tokens=6) for n in range(1, count + 1)]
+    return run(worker, [(0, Add(n, job, n % 4, n % 4)) for n, job in enumerate(jobs, start=1)])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="captures CUDA graphs")
+@pytest.mark.parametrize("bits", [0, 4, 8])
+@pytest.mark.parametrize("count", [1, 4, 20])
+def test_graphs_answer_as_a_cpu_does(tiny_model: Path, adapters: list[Path], bits: int, count: int) -> None:
+    expected = answers(tiny_model, adapters, "cpu", bits, count)
+    found = answers(tiny_model, adapters, "cuda", bits, count)
+    for key, tokens in expected.items():
+        assert ids(found[key]) == ids(tokens)
+        assert [t.logprob for t in found[key]] == pytest.approx([t.logprob for t in tokens], abs=1e-3)
