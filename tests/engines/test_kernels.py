@@ -362,7 +362,7 @@ def test_adapters_of_many_rows(
     slots = ROWS_BY_SLOT[rows]
     x = random(rows, inputs + 16, device=device, dtype=dtype)[:, :inputs]
     y = random(rows, sum(outputs), device=device, dtype=dtype, seed=1)
-    expected = y.float()
+    expected = y.float().clone()
     wide = Factors(factors.down.float(), factors.up.float(), factors.columns)
     add_adapters(expected, x.float(), wide, torch.tensor(slots))
     spans = [(slots.index(slot), slots.index(slot) + slots.count(slot), slot) for slot in sorted(set(slots))]
