@@ -477,6 +477,38 @@ async def test_a_practice_that_teaches_nothing_is_taken_back(run: LearningRun, r
         assert not run.loop.waits_for_good_score, "it did no harm, so feedback is learned from as before"
 
 
+async def test_feedback_that_was_learned_meanwhile_is_not_taken_back(run: LearningRun, renderer: ChatRenderer) -> None:
+    run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
+    async with practising(run, renderer) as server:
+        server.answer = lambda _request, prompt: (wished if SHOWN[0] in prompt else usual)(question_in(prompt))
+        note = server.teach()
+        practice = server.ask_for(note)
+        await run.until(lambda: len(run.applied()) == 1)
+        judged = run.judged(2)
+        done = await server.ended(practice)
+        assert done.state is PracticeState.DONE
+        assert judged in run.applied()
+
+
+async def test_a_killed_practice_that_teaches_nothing_is_taken_back(run: LearningRun, renderer: ChatRenderer) -> None:
+    run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
+
+    def answer(_request: SampleRequest, prompt: str) -> str:
+        return (wished if SHOWN[0] in prompt else usual)(question_in(prompt))
+
+    async with practising(run, renderer) as server:
+        server.answer = answer
+        practice = server.ask_for(server.teach())
+        await run.until(lambda: len(run.applied()) == 1)
+    async with practising(run, renderer) as server:
+        server.answer = answer
+        done = await server.ended(practice)
+        assert done.state is PracticeState.STOPPED
+        assert run.loop.step == 0
+        assert run.loop.guard is not None
+        assert run.loop.guard.state.in_words() == "", "no policy was examined"
+
+
 async def test_practice_ends_when_the_policy_is_as_sure_as_the_base_model(
     run: LearningRun, renderer: ChatRenderer
 ) -> None:
@@ -488,14 +520,17 @@ async def test_practice_ends_when_the_policy_is_as_sure_as_the_base_model(
         assert (done.state, done.made) == (PracticeState.DONE, 11)
 
 
-async def test_practice_ends_when_the_policy_keeps_to_the_note(run: LearningRun, renderer: ChatRenderer) -> None:
-    async with practising(run, renderer, steps=40) as server:
+@pytest.mark.parametrize(("on_policy", "made"), [(False, 12), (True, 16)])
+async def test_practice_ends_when_the_policy_keeps_to_the_note(
+    run: LearningRun, renderer: ChatRenderer, on_policy: bool, made: int
+) -> None:
+    async with practising(run, renderer, steps=40, on_policy=on_policy) as server:
         server.answer = lambda request, prompt: (
             wished if SHOWN[0] in prompt or (request.version or 0) >= 10 else usual
         )(question_in(prompt))
-        run.sampler.scores = lambda request: [-2.5] * request.last_n
+        run.sampler.scores = lambda request: [-2.5 if request.version else -0.5] * request.last_n
         done = await server.ended(server.ask_for(server.teach()))
-        assert (done.state, done.made) == (PracticeState.LEARNED, 12)
+        assert (done.state, done.made) == (PracticeState.LEARNED, made)
 
 
 async def test_after_imitation_the_policy_learns_from_its_own_answers(run: LearningRun, renderer: ChatRenderer) -> None:

@@ -73,15 +73,15 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     config = run_config(options)
-    if options.lines:
-        return write_average(options, config)
-    if options.checkpoint is None:
+    if options.checkpoint is None and not options.lines:
         options.checkpoint = newest_of_line(config, options.line)
     if options.gguf is None:
         for flag in ("adapter_only", "with_notes", "user"):
             if getattr(options, flag):
                 raise UserError(f"--{flag.replace('_', '-')} needs --gguf.")
     try:
+        if options.lines:
+            return write_average(options, config)
         return write_gguf(options, config) if options.gguf else write_folder(options, config)
     except OSError as error:
         raise UserError(f"The model cannot be written to {options.out}: {error.strerror or error}.") from None

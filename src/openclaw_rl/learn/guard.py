@@ -101,7 +101,7 @@ class GuardState:
     def as_json(self) -> dict[str, Any] | None:
         """The last numbers, for people and programs; None before the first examination."""
         last, start = self.last, self.start
-        if last is None or start is None:
+        if last is None or start is None or not last.asked:
             return None
         return {
             "policy_version": last.version,
@@ -119,7 +119,7 @@ class GuardState:
     def in_words(self) -> str:
         """What was found last, as sentences; empty before the first examination."""
         last, start = self.last, self.start
-        if last is None or start is None:
+        if last is None or start is None or not last.asked:
             return ""
         distance = f", {last.numbers['distance']:.2f} from the base model" if "distance" in last.numbers else ""
         said = (
@@ -247,6 +247,8 @@ class Guard:
         state = self.state
         known = state.good if to_good else state.start
         state.good = replace(known, version=version) if known and to_good else known
+        if state.last is not None and not state.last.asked:
+            state.last = state.good
         state.cautious = state.worse if cautious else ""
         state.worse = ""
         self._save()

@@ -111,9 +111,13 @@ class Lines:
     async def _open_unfinished(self) -> None:
         """Open the lines whose last steps are not saved, so that these are made again. Others wait for their owners:
         there may be thousands, and opening one reads all its files."""
-        saved = await asyncio.to_thread(lambda: {name: self._saved_version(name) for name in sorted(self._known)})
-        self.shared.line.numbers.know(max(saved.values(), default=BASE_VERSION))
-        made = self.ledger.read(training.newest_steps)
+        try:
+            saved = await asyncio.to_thread(lambda: {name: self._saved_version(name) for name in sorted(self._known)})
+            self.shared.line.numbers.know(max(saved.values(), default=BASE_VERSION))
+            made = self.ledger.read(training.newest_steps)
+        except (LedgerError, OSError) as error:
+            log.error("Lost steps are made again once their line is opened: %s", error)
+            return
         for name in (name for name, version in saved.items() if made.get(name, BASE_VERSION) > version):
             try:
                 # Meanwhile it may have been deleted.

@@ -14,6 +14,7 @@ from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.practice_teacher import Keeps, PracticeTeacher
+from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import notes, practices
 from openclaw_rl.ledger.errors import CannotPractise, LedgerError, UnknownNote
 from openclaw_rl.ledger.store import Ledger
@@ -164,8 +165,7 @@ class Practiser:
         while left := self.ledger.read(practices.to_train, self.loop.line.takes):
             await self._train(left)
         teacher.kept += self.ledger.read(practices.answers, current.number)
-        begun = self.loop.version
-        if self.loop.guard is not None and not self.loop.guard.begin(begun):
+        if self.loop.guard is not None and not self.loop.guard.begin(self.loop.version):
             await self.loop.examine()
         await teacher.prepare()
         refused = close = made = 0
@@ -190,7 +190,7 @@ class Practiser:
             refused = 0 if self.ledger.read(practices.load, current.number).made > current.made else refused + 1
             if refused >= MAX_REFUSED:
                 raise Ended("the learner refused its steps")
-        await self._conclude(teacher, current, note, begun)
+        await self._conclude(teacher, current, note)
 
     def _as_it_is(self, number: int, note: Note) -> Practice:
         """The practice now. Raises Ended if its owner stopped it, or removed or changed its note."""
@@ -222,7 +222,8 @@ class Practiser:
         self, teacher: PracticeTeacher, note: Note, made: int, held: list[float]
     ) -> list[PracticedAnswer]:
         """The policy's own answers, scored; none if it is to imitate. `held` gets the share that keeps to the note."""
-        if not knows_enough(made, held) and made >= MIN_STEPS and not made % TRIAL_STEPS:
+        imitates = self.settings.on_policy or not knows_enough(made, held)
+        if imitates and made >= MIN_STEPS and not made % TRIAL_STEPS:
             kept, tried = await teacher.try_policy()
             held += [kept / tried] if tried else []
         if self.settings.on_policy or not knows_enough(made, held):
@@ -256,11 +257,12 @@ class Practiser:
         finally:
             self.loop.pause_practice(paused=False)
 
-    async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note, begun: int) -> None:
+    async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note) -> None:
         """Try the policy without the note. Retire the note if it keeps to it, and go back if it hardly ever does."""
         held, tried = await teacher.try_policy()
         reason = f"without the note, {held} of {tried} answers to other questions keep to it"
-        if held < MIN_OWN_HELD * tried and await self.loop.take_back(begun, reason):
+        begun = self.ledger.read(practices.begun_from, current.number, self.loop.version)
+        if begun is not None and held < MIN_OWN_HELD * tried and await self.loop.take_back(begun, reason):
             raise Ended(f"{reason}, so the policy before serves again")
         if not await self.loop.examine():
             why = self.loop.guard.state.cautious if self.loop.guard else ""
@@ -270,7 +272,9 @@ class Practiser:
         if not tried:
             state, reason = PracticeState.DONE, "your next conversations show whether the policy keeps to it"
         else:
-            is_learned = held / tried >= max(MIN_HELD, kept - MAX_LOSS)
+            # Nothing examines a line that the learner has put away for another.
+            is_examined = self.loop.phase is not Phase.UNPREPARED
+            is_learned = is_examined and held / tried >= max(MIN_HELD, kept - MAX_LOSS)
             state = PracticeState.LEARNED if is_learned else PracticeState.DONE
         log.info("Note %d has been practised in %d steps: %s.", current.note, current.made, reason)
         await self.ledger.write(practices.set_state, current.number, state, reason)

@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 from uuid import uuid4
 
@@ -11,9 +12,11 @@ from openclaw_rl.ledger.errors import CannotPractise, DamagedTurn
 from openclaw_rl.ledger.groups import OF_LINE
 from openclaw_rl.ledger.packing import known, unpack_message
 from openclaw_rl.ledger.sessions import IMPORTED, PRACTISED, load_messages, move
+from openclaw_rl.ledger.training import policy_line
 from openclaw_rl.ledger.turns import record_turn
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.types import (
+    BASE_VERSION,
     ENDED_PRACTICE,
     SHARED,
     Continuation,
@@ -297,6 +300,19 @@ def to_train(db: sqlite3.Connection, line: str | None = None) -> list[int]:
     """The practised answers that the next step is to take; with `line`, its next step."""
     query = f"SELECT t.number FROM turns t WHERE t.state = ?2 AND t.kind = ?3 AND {OF_LINE} ORDER BY t.number LIMIT ?4"
     return [row["number"] for row in db.execute(query, (line, State.JUDGED, TurnKind.SIDE, OWN_BATCH))]
+
+
+def begun_from(db: sqlite3.Connection, practice: int, version: int) -> int | None:
+    """The policy from which a practice made `version`; None if other steps, or none of its own, lie between them."""
+    query = (
+        "SELECT DISTINCT s.version FROM updates s JOIN update_turns u ON u.number = s.number "
+        "JOIN practised p ON p.turn = u.turn WHERE p.practice = ? AND s.outcome = ?"
+    )
+    own = {row["version"] for row in db.execute(query, (practice, StepOutcome.APPLIED))}
+    made_from = policy_line(db, version)
+    later = list(takewhile(own.__contains__, made_from))
+    before = made_from[len(later) :]
+    return None if not later or own & set(before) else next(iter(before), BASE_VERSION)
 
 
 def states(db: sqlite3.Connection, turns: Sequence[int]) -> list[State]:

@@ -86,19 +86,30 @@ def average_adapters(checkpoints: Sequence[Path], folder: Path) -> None:
         read = [read_adapter(checkpoint) for checkpoint in checkpoints]
     except BadPolicy as error:
         raise UserError(f"{error}.") from None
-    config = read[0][0]
+    config, own = read[0]
+    for checkpoint, (_, modules) in zip(checkpoints, read, strict=True):
+        if sizes_of(modules) != sizes_of(own):
+            raise UserError(f"{checkpoint} adapts other modules than {checkpoints[0]}: they have no average.")
     adapters = [(scale_of(one) / len(read), modules) for one, modules in read]
     tensors = {}
-    for name, first in read[0][1].items():
+    for name, first in own.items():
         factors = [(share * pairs[name]["B"].float(), pairs[name]["A"].float()) for share, pairs in adapters]
         down, up = best_factors(torch.cat([b for b, _ in factors], 1), torch.cat([a for _, a in factors]), config["r"])
         for side, factor in (("A", down), ("B", up / scale_of(config))):
             tensors[f"base_model.model.{name}.lora_{side}.weight"] = factor.to(first[side].dtype).contiguous()
     write_tensors(tensors, folder / ADAPTER_WEIGHTS)
     shutil.copy(checkpoints[0] / ADAPTER_CONFIG, folder)
-    moments = load_file(checkpoints[0] / OPTIMIZER)
+    try:
+        moments = load_file(checkpoints[0] / OPTIMIZER)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{checkpoints[0] / OPTIMIZER} cannot be read: {error}.") from None
     write_tensors({name: torch.zeros_like(moment) for name, moment in moments.items()}, folder / OPTIMIZER)
     (folder / STATE).write_text(json.dumps({"steps": 0, "micro_batches": 0}))
+
+
+def sizes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, tuple[int, int]]:
+    """The inputs and outputs of each module that an adapter changes."""
+    return {name: (pair["A"].shape[1], pair["B"].shape[0]) for name, pair in modules.items()}
 
 
 def best_factors(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor]:

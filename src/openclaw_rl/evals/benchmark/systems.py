@@ -100,8 +100,8 @@ async def have_settled(url: str, keys: Sequence[str]) -> bool:
 async def steps_of(url: str, key: str) -> int | None:
     """The training steps in the policy of a key's owner, if this is a server of this package that trains."""
     state = await probe(url, key, MAX_STATE_SECONDS)
-    made = state.get("policy_version")
-    return made if state.get("next_step") and isinstance(made, int) else None
+    coming = (state.get("next_step") or {}).get("step")
+    return coming - 1 if isinstance(coming, int) else None
 
 
 @dataclass(slots=True)

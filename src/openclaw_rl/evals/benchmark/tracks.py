@@ -223,6 +223,8 @@ async def keeps_sense(size: Size, seed: int, venue: Venue) -> Scored:
             if not error.is_refusal:
                 raise
             refused[name] = str(error)
+            if len(refused) == len(asks):
+                raise
     await teach(venue, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
     await venue.learn(size.quiet_seconds)
     after = {name: await asks[name](chat, size, seed) for name in before}

@@ -4,6 +4,7 @@ People who have nothing to do with each other are different owners on the server
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from openclaw_rl.evals.wishes.wish import EvalWish
 from openclaw_rl.lab.server import RunningServer, is_judging, wait_while
 from openclaw_rl.lab.statistics import Interval, proportion_of_trials, sessions_until_adherence
 from openclaw_rl.ledger import practices
+from openclaw_rl.ledger.errors import CannotPractise
 from openclaw_rl.ledger.notes import of_owner
 from openclaw_rl.ledger.schema import open_ledger, transaction
 from openclaw_rl.types import ENDED_PRACTICE, Practice
@@ -244,7 +246,9 @@ async def practised(run_dir: Path, seconds: float) -> AsyncIterator[list[Practic
             if time.monotonic() > end:
                 with transaction(db):
                     for one in under_way:
-                        practices.stop(db, one.note)
+                        # One of them may have ended meanwhile.
+                        with contextlib.suppress(CannotPractise):
+                            practices.stop(db, one.note)
             await asyncio.sleep(PRACTICE_POLL_SECONDS)
 
 

@@ -153,7 +153,8 @@ class PromptInputs:
             return torch.zeros(size, dtype=torch.int32, device=cache.device)
 
         self._columns = zeros(3, PROMPT_TOKENS[-1])
-        self._table = zeros(PROMPT_RUNS, pages_for(max_context))
+        # The prompt of the warm-up may be longer than the shortest contexts.
+        self._table = zeros(PROMPT_RUNS, pages_for(max(max_context, ROWS_BLOCK + 1)))
         self._tiles = zeros(PROMPT_TOKENS[-1] + PROMPT_RUNS, 4)
         self._adapters = zeros(3, PROMPT_TOKENS[-1] // PROMPT_ROWS + PROMPT_RUNS)
 
