@@ -152,22 +152,7 @@ class Practiser:
             personal=self.settings.personal,
             several=self.settings.several_users,
         )
-        self._teacher = teacher = PracticeTeacher(
-            self.ledger,
-            self.sampler,
-            self.renderer,
-            note,
-            self.keeps,
-            self._when_idle,
-            self.settings.seed + current.number,
-        )
-        # What was sampled before a crash is trained on first.
-        while left := self.ledger.read(practices.to_train, self.loop.line.takes):
-            await self._train(left)
-        teacher.kept += self.ledger.read(practices.answers, current.number)
-        if self.loop.guard is not None and not self.loop.guard.begin(self.loop.version):
-            await self.loop.examine()
-        await teacher.prepare()
+        teacher = await self._begin(current, note)
         refused = close = made = 0
         held: list[float] = []
         while (current := self._as_it_is(current.number, note)).made < current.steps:
@@ -191,6 +176,19 @@ class Practiser:
             if refused >= MAX_REFUSED:
                 raise Ended("the learner refused its steps")
         await self._conclude(teacher, current, note)
+
+    async def _begin(self, current: Practice, note: Note) -> PracticeTeacher:
+        """The teacher of a practice, after what was sampled before a crash is trained on and the guard knows the start."""
+        while left := self.ledger.read(practices.to_train, self.loop.line.takes):
+            await self._train(left)
+        if self.loop.guard is not None and not self.loop.guard.begin(self.loop.version):
+            await self.loop.examine()
+        seed = self.settings.seed + current.number
+        teacher = PracticeTeacher(self.ledger, self.sampler, self.renderer, note, self.keeps, self._when_idle, seed)
+        self._teacher = teacher
+        teacher.kept += self.ledger.read(practices.answers, current.number)
+        await teacher.prepare()
+        return teacher
 
     def _as_it_is(self, number: int, note: Note) -> Practice:
         """The practice now. Raises Ended if its owner stopped it, or removed or changed its note."""
