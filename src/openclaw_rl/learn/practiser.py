@@ -178,7 +178,7 @@ class Practiser:
         await self._conclude(teacher, current, note)
 
     async def _begin(self, current: Practice, note: Note) -> PracticeTeacher:
-        """The teacher of a practice, once what was sampled before a crash is trained on and the guard knows the start."""
+        """The teacher of a practice, once answers from before a crash are trained on and the guard knows the start."""
         while left := self.ledger.read(practices.to_train, self.loop.line.takes):
             await self._train(left)
         if self.loop.guard is not None and not self.loop.guard.begin(self.loop.version):
