@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         nargs="?",
         type=Path,
         metavar="CKPT",
-        help="a checkpoint, or any PEFT folder of this model; may be left out with --line",
+        help="a checkpoint, or any PEFT folder of this model; leave it out with --line and --lines",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     parser.add_argument(
