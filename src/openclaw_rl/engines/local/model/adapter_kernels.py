@@ -2,7 +2,7 @@
 
 On CUDA, with the guarantees of `kernels.py`. The rows are cut into tiles, and a tile has one adapter or none, so that a
 batch may mix adapters and reads only those that it uses. The number of tiles follows from shapes; tiles that are not
-needed are empty. With very few rows, `thin_products` computes the first factor.
+needed are empty. With one row, `thin_products` computes the first factor.
 """
 
 # Triton infers the types of a kernel's arguments at launch; only `tl.constexpr` is annotated.
@@ -27,7 +27,7 @@ MIN_DOT = 16
 DECODE_ROWS, PROMPT_ROWS = 16, 64
 #: With few rows the inputs are split among several programs, so that no program reads for long. The parts are summed
 #: in a fixed order.
-SPLIT_INPUTS, MAX_SPLITS = 512, 8
+SPLIT_INPUTS, MAX_SPLITS = 1024, 8
 WIDTH_BLOCK, INPUTS_BLOCK, OUTPUTS_BLOCK = 32, 128, 64
 WARPS = 4
 

@@ -1,6 +1,6 @@
-"""Products of a weight matrix with very few rows, together with what surrounds them, as a Triton kernel.
+"""Products of a weight matrix with one row, together with what surrounds them, as a Triton kernel.
 
-With one or a few tokens a step is as fast as the weights can be read, and every other kernel only adds to that. So the
+With one token a step is as fast as the weights can be read, and every other kernel only adds to that. So the
 norm before a product, the gate after it and the sum with the residual stream belong to the kernel that reads the
 weights. For sampling on CUDA, with the guarantees and the rounding of `kernels.py`.
 
@@ -27,9 +27,6 @@ from openclaw_rl.engines.local.model.policy_slots import Factors
 #: (gain, eps) of a root-mean-square norm.
 Norm = tuple[Tensor, float]
 
-#: With more rows, a matrix product on the tensor cores is as fast.
-MAX_ROWS = 4
-
 
 class ProductTile(NamedTuple):
     """What one program computes: `outputs` columns of the result, `inputs` columns of the weights at a time."""
@@ -44,18 +41,18 @@ class RowAdapters(NamedTuple):
 
     factors: Factors
     slots: Tensor
-    """Of each row, counted from 1; 0 for a row without an adapter."""
+    """[1]: of the row, counted from 1; 0 for none."""
     tiles: AdapterTiles
 
 
 #: Few outputs for each program, so that also small matrices keep every multiprocessor reading.
 TILE = ProductTile(outputs=4, inputs=1024, warps=4)
-#: Of the programs that compute an adapter's first factor for one row. They need half as many turns as the others.
+#: Of the programs that compute an adapter's first factor. They need half as many turns as the others.
 LOW_RANK_TILE = ProductTile(outputs=2, inputs=2048, warps=TILE.warps)
 
 
 def norm_product(x: Tensor, norm: Norm, linear: Linear, adapters: RowAdapters | None = None) -> Tensor:
-    """Norm the rows of [rows, in], then multiply with the weight [out, in]."""
+    """Norm the row [1, in], then multiply with the weight [out, in]."""
     return _product(x, linear, adapters, norm=norm)
 
 
@@ -65,7 +62,7 @@ def norm_gated_product(x: Tensor, norm: Norm, linear: Linear, adapters: RowAdapt
 
 
 def product_plus(x: Tensor, linear: Linear, residual: Tensor, adapters: RowAdapters | None = None) -> Tensor:
-    """The product, rounded, plus the residual stream [rows, out]."""
+    """The product, rounded, plus the residual stream [1, out]."""
     return _product(x, linear, adapters, residual=residual)
 
 
@@ -80,7 +77,7 @@ def _product(
     if adapters is None:
         return _launch(x, linear, norm, residual, gated)
     factors = adapters.factors
-    inner = torch.empty((1, len(x), factors.down.shape[1]), dtype=torch.float32, device=x.device)
+    inner = torch.empty((1, 1, factors.down.shape[1]), dtype=torch.float32, device=x.device)
     y = _launch(x, linear, norm, low_rank=(inner, factors.down, adapters.slots))
     return expand(y, inner, factors, adapters.tiles, residual, gated)
 
@@ -93,22 +90,22 @@ def _launch(
     gated: bool = False,
     low_rank: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`low_rank`: what adapters leave inside, their first factors, and the slots of the rows."""
+    """`low_rank`: what adapters leave inside, their first factors, and the slot of the row."""
     weight, bias = linear.weight, linear.bias
     require_dense_last(x)
     if not weight.is_contiguous() or not (residual is None or residual.is_contiguous()):
         raise ValueError("the weight and the residual must be contiguous")
-    rows, inputs = x.shape
+    if len(x) != 1:
+        raise ValueError(f"one row is multiplied here, not {len(x)}")
+    inputs = x.shape[1]
     width = len(weight) // 2 if gated else len(weight)
     gain, eps = norm or (None, 0.0)
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    # More rows take more registers, so that a program has fewer columns at a time.
-    rows_block = triton.next_power_of_2(rows)
+    out = torch.empty((1, width), dtype=x.dtype, device=x.device)
     columns = triton.next_power_of_2(inputs)
     inner, down, slots = low_rank or (None, None, None)
     inner_width = 0 if inner is None else inner.shape[2]
     parts = triton.cdiv(inner_width, LOW_RANK_TILE.outputs)
-    _product_kernel[(rows * parts + triton.cdiv(width, TILE.outputs),)](
+    _product_kernel[(parts + triton.cdiv(width, TILE.outputs),)](
         x,
         weight,
         bias,
@@ -118,14 +115,11 @@ def _launch(
         slots,
         residual,
         out,
-        x.stride(0),
         eps,
-        ROWS=rows,
-        ROWS_BLOCK=rows_block,
         WIDTH=width,
         INPUTS=inputs,
         OUTPUTS_BLOCK=TILE.outputs,
-        INPUTS_BLOCK=min(TILE.inputs // rows_block, columns),
+        INPUTS_BLOCK=min(TILE.inputs, columns),
         LOW_RANK=inner_width,
         LOW_RANK_PARTS=parts,
         LOW_RANK_OUTPUTS=LOW_RANK_TILE.outputs,
@@ -141,14 +135,10 @@ def _launch(
 
 
 @triton.jit
-def _input_block(x, gain, inverse, row, column, x_stride, ROWS: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr):
-    """The product's input in float32: [items, columns], or [1, columns] if there is only one row."""
+def _input_block(x, gain, inverse, column, INPUTS: tl.constexpr, NORM: tl.constexpr):
+    """The product's input in float32: [1, columns]."""
     inside = column < INPUTS
-    if ROWS == 1:
-        value = tl.load(x + column, mask=inside, other=0.0)[None, :]
-    else:
-        mask = (row < ROWS)[:, None] & inside[None, :]
-        value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
+    value = tl.load(x + column, mask=inside, other=0.0)[None, :]
     if NORM:
         scale = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
         value = (value.to(tl.float32) * inverse * scale[None, :]).to(x.dtype.element_ty)
@@ -156,28 +146,19 @@ def _input_block(x, gain, inverse, row, column, x_stride, ROWS: tl.constexpr, IN
 
 
 @triton.jit
-def _inverse_norm(
-    x,
-    row,
-    lane,
-    x_stride,
-    eps,
-    ROWS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    INPUTS_BLOCK: tl.constexpr,
-):
-    """1 / the root of the mean square of each item's row: [items, 1], or [1, 1] if there is only one row."""
-    power = _input_block(x, x, 0.0, row, lane, x_stride, ROWS, INPUTS, False)
+def _inverse_norm(x, lane, eps, INPUTS: tl.constexpr, INPUTS_BLOCK: tl.constexpr):
+    """1 / the root of the mean square of the row: [1, 1]."""
+    power = _input_block(x, x, 0.0, lane, INPUTS, False)
     power *= power
     for start in range(INPUTS_BLOCK, INPUTS, INPUTS_BLOCK):
-        value = _input_block(x, x, 0.0, row, start + lane, x_stride, ROWS, INPUTS, False)
+        value = _input_block(x, x, 0.0, start + lane, INPUTS, False)
         power += value * value
     return tl.rsqrt(tl.sum(power, axis=1) / INPUTS + eps)[:, None]
 
 
 @triton.jit
 def _weight_block(weight, output, column, WIDTH: tl.constexpr, INPUTS: tl.constexpr):
-    """[items, columns] of the weight. Each element is read once in a step, so that it need not stay cached."""
+    """[outputs, columns] of the weight. Each element is read once in a step, so that it need not stay cached."""
     at = weight + output.to(tl.int64)[:, None] * INPUTS + column[None, :]
     inside = (output < WIDTH)[:, None] & (column < INPUTS)[None, :]
     return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
@@ -186,37 +167,32 @@ def _weight_block(weight, output, column, WIDTH: tl.constexpr, INPUTS: tl.conste
 # fmt: off
 @triton.jit
 def _product_kernel(
-    x, weight, bias, gain, inner, down, slots, residual, out, x_stride, eps, ROWS: tl.constexpr,
-    ROWS_BLOCK: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS_BLOCK: tl.constexpr,
-    INPUTS_BLOCK: tl.constexpr, LOW_RANK: tl.constexpr, LOW_RANK_PARTS: tl.constexpr,
+    x, weight, bias, gain, inner, down, slots, residual, out, eps, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
+    OUTPUTS_BLOCK: tl.constexpr, INPUTS_BLOCK: tl.constexpr, LOW_RANK: tl.constexpr, LOW_RANK_PARTS: tl.constexpr,
     LOW_RANK_OUTPUTS: tl.constexpr, LOW_RANK_INPUTS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, ADD: tl.constexpr, CHAINED: tl.constexpr,
 ):
-    """One program computes `OUTPUTS_BLOCK` columns of the result for every row, or some columns of the first factor of
-    one row's adapter."""
+    """One program computes `OUTPUTS_BLOCK` columns of the result, or some columns of the adapter's first factor."""
     # fmt: on
     program = tl.program_id(0)
-    LOW_RANK_PROGRAMS: tl.constexpr = ROWS * LOW_RANK_PARTS
-    if program < LOW_RANK_PROGRAMS:
+    if program < LOW_RANK_PARTS:
         if LOW_RANK_PARTS:
-            row = program // LOW_RANK_PARTS
-            slot = tl.load(slots + row).to(tl.int64)
+            slot = tl.load(slots).to(tl.int64)
             if slot > 0:
                 _compute(
-                    x + row * x_stride, down + (slot - 1) * (LOW_RANK * INPUTS), bias, gain, residual,
-                    inner + row * LOW_RANK, program % LOW_RANK_PARTS, x_stride, eps, 1, 1, LOW_RANK, INPUTS,
-                    LOW_RANK_OUTPUTS, LOW_RANK_INPUTS, NORM, False, False, False, CHAINED,
+                    x, down + (slot - 1) * (LOW_RANK * INPUTS), bias, gain, residual, inner, program, eps, LOW_RANK,
+                    INPUTS, LOW_RANK_OUTPUTS, LOW_RANK_INPUTS, NORM, False, False, False, CHAINED,
                 )  # fmt: skip
     else:
         _compute(
-            x, weight, bias, gain, residual, out, program - LOW_RANK_PROGRAMS, x_stride, eps, ROWS, ROWS_BLOCK, WIDTH,
-            INPUTS, OUTPUTS_BLOCK, INPUTS_BLOCK, NORM, GATED, BIAS, ADD, CHAINED,
+            x, weight, bias, gain, residual, out, program - LOW_RANK_PARTS, eps, WIDTH, INPUTS, OUTPUTS_BLOCK,
+            INPUTS_BLOCK, NORM, GATED, BIAS, ADD, CHAINED,
         )  # fmt: skip
 
 
 @triton.jit
 def _rounded_sum(total, bias, out, column, inside, BIAS: tl.constexpr):
-    """[items]: the product's result with its bias, rounded to the dtype of `out`."""
+    """[outputs]: the product's result with its bias, rounded to the dtype of `out`."""
     result = tl.sum(total, axis=1)
     if BIAS:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
@@ -226,16 +202,14 @@ def _rounded_sum(total, bias, out, column, inside, BIAS: tl.constexpr):
 # fmt: off
 @triton.jit
 def _compute(
-    x, weight, bias, gain, residual, out, program, x_stride, eps, ROWS: tl.constexpr, ROWS_BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS_BLOCK: tl.constexpr, INPUTS_BLOCK: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CHAINED: tl.constexpr,
+    x, weight, bias, gain, residual, out, program, eps, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
+    OUTPUTS_BLOCK: tl.constexpr, INPUTS_BLOCK: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, CHAINED: tl.constexpr,
 ):
-    """`OUTPUTS_BLOCK` columns of the result for every row. An item is one result."""
+    """`OUTPUTS_BLOCK` columns of the result."""
     # fmt: on
     dtype = out.dtype.element_ty
-    item = tl.arange(0, ROWS_BLOCK * OUTPUTS_BLOCK)
-    row = item // OUTPUTS_BLOCK
-    output = program * OUTPUTS_BLOCK + item % OUTPUTS_BLOCK
+    output = program * OUTPUTS_BLOCK + tl.arange(0, OUTPUTS_BLOCK)
     lane = tl.arange(0, INPUTS_BLOCK)
     # The first weights are on their way while the kernel before ends and the norm is computed.
     right_weight = weight + tl.cast(WIDTH, tl.int64) * INPUTS
@@ -245,14 +219,14 @@ def _compute(
     wait_for_previous(CHAINED)
     inverse = 0.0
     if NORM:
-        inverse = _inverse_norm(x, row, lane, x_stride, eps, ROWS, INPUTS, INPUTS_BLOCK)
-    value = _input_block(x, gain, inverse, row, lane, x_stride, ROWS, INPUTS, NORM)
+        inverse = _inverse_norm(x, lane, eps, INPUTS, INPUTS_BLOCK)
+    value = _input_block(x, gain, inverse, lane, INPUTS, NORM)
     total = value * first.to(tl.float32)
     if GATED:
         right_total = value * right_first.to(tl.float32)
     for start in range(INPUTS_BLOCK, INPUTS, INPUTS_BLOCK):
         column = start + lane
-        value = _input_block(x, gain, inverse, row, column, x_stride, ROWS, INPUTS, NORM)
+        value = _input_block(x, gain, inverse, column, INPUTS, NORM)
         total += value * _weight_block(weight, output, column, WIDTH, INPUTS).to(tl.float32)
         if GATED:
             right_total += value * _weight_block(right_weight, output, column, WIDTH, INPUTS).to(tl.float32)
@@ -260,8 +234,6 @@ def _compute(
     if GATED:
         right = _rounded_sum(right_total, bias, out, WIDTH + output, output < WIDTH, BIAS)
         result = (result / (1.0 + tl.exp(-result))).to(dtype).to(tl.float32) * right
-    at = row * WIDTH + output
-    inside = (row < ROWS) & (output < WIDTH)
     if ADD:
-        result += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, result.to(dtype), mask=inside)
+        result += tl.load(residual + output, mask=output < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + output, result.to(dtype), mask=output < WIDTH)

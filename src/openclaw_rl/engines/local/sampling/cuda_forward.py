@@ -1,9 +1,9 @@
 """The forward pass on CUDA: fused kernels over a paged key-value cache.
 
-Everything between two matrix products is one kernel. With very few rows, the products themselves are kernels that
-include it.
+Everything between two matrix products is one kernel. With one row, the products themselves are kernels that include it.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import kernels, thin_products
-from openclaw_rl.engines.local.model.adapter_kernels import AdapterTiles, expand, shrink
+from openclaw_rl.engines.local.model.adapter_kernels import DECODE_ROWS, AdapterTiles, expand, shrink
 from openclaw_rl.engines.local.model.decoder import Decoder, Shape
 from openclaw_rl.engines.local.model.kernels import place_heads
 from openclaw_rl.engines.local.model.language_model import Projection
@@ -47,6 +47,12 @@ class Pages(NamedTuple):
     values: Tensor
 
 
+@functools.cache
+def second_stream(device: torch.device) -> torch.cuda.Stream:
+    """For what is computed beside the stream of steps."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class StepAdapters(NamedTuple):
     """The adapters of a step's rows, chosen by the values of tensors, as a CUDA graph needs it."""
 
@@ -58,8 +64,18 @@ class StepAdapters(NamedTuple):
     def project(self, layer: int, projection: Projection, linear: Linear, x: Tensor, gated: bool = False) -> Tensor:
         """A projection, with the adapters of its rows, and then with its gate."""
         factors = self.policies.factors(layer, projection)
-        inner = shrink(x, factors, self.tiles)
-        return expand(linear(x), inner, factors, self.tiles, gated=gated)
+        if x.is_cuda and self.tiles.rows == DECODE_ROWS:
+            # With few rows neither product keeps the whole GPU busy, so that both run at once.
+            here, beside = torch.cuda.current_stream(), second_stream(x.device)
+            beside.wait_stream(here)
+            with torch.cuda.stream(beside):
+                inner = shrink(x, factors, self.tiles)
+            y = linear(x)
+            here.wait_stream(beside)
+        else:
+            inner = shrink(x, factors, self.tiles)
+            y = linear(x)
+        return expand(y, inner, factors, self.tiles, gated=gated)
 
     def of_rows(self, layer: int, projection: Projection) -> RowAdapters:
         return RowAdapters(self.policies.factors(layer, projection), self.slots, self.tiles)
@@ -91,7 +107,8 @@ def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: St
 
 def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapters: StepAdapters | None = None) -> Tensor:
     """Scores over the vocabulary after each token, in the dtype of the weights."""
-    if len(batch.ids) > thin_products.MAX_ROWS or decoder.layers[0].quantised:
+    # With more rows the tensor cores are faster: 2.5 ms for two rows at the shape of Qwen3-4B on an H200, 3.4 ms here.
+    if len(batch.ids) > 1 or decoder.layers[0].quantised:
         return F.linear(hidden_states(decoder, pages, batch, adapters), decoder.head)
     shape = decoder.shape
     place = _Placing(decoder, pages, batch)
