@@ -45,7 +45,11 @@ class CudaEngine:
     """Our engine in this process, with random weights and room for adapters of rank 32."""
 
     def __init__(
-        self, decoder: LanguageModel | None = None, cache_gib: float | None = None, policy_slots: int = 4
+        self,
+        decoder: LanguageModel | None = None,
+        cache_gib: float | None = None,
+        policy_slots: int = 4,
+        max_sequences: int = 64,
     ) -> None:
         """Without a decoder, at the shape of Qwen3-4B."""
         with torch.inference_mode():
@@ -53,7 +57,7 @@ class CudaEngine:
         device = self.decoder.embed.device.type
         context = min(8192, self.decoder.shape.max_context)
         start = time.perf_counter()
-        options = WorkerOptions(Path(), device, "bfloat16", 64, context, cache_gib, policy_slots, 32)
+        options = WorkerOptions(Path(), device, "bfloat16", max_sequences, context, cache_gib, policy_slots, 32)
         self.worker = Worker(self.decoder, options)
         wait()
         self.warm_up = time.perf_counter() - start

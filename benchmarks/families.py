@@ -1,22 +1,27 @@
-"""Measures models of other families and weights of 4 bits, with random weights at real shapes, on one GPU.
+"""Measures models of other families and weights of 4 and 8 bits, with random weights at real shapes, on one GPU.
 
-    python benchmarks/families.py              all parts (about four minutes on an H200), each in a process of its own
-    python benchmarks/families.py qwen3-4b     one part
+    python benchmarks/families.py                         all parts but the last, within four minutes
+    python benchmarks/families.py qwen3-4b gpt-oss-20b    these parts
+    python benchmarks/families.py --most 120 qwen3-8b     within two minutes
 
-A part that fails or takes too long is named, and the others go on. Sampling is 512-token prompts and 64 tokens each,
-with an adapter. A training step has 4,096 tokens in four sequences. Memory is the peak of the process in PyTorch.
+A row is printed when it is measured. A row that fails says why, and the others go on. Each part has a process of its
+own; when the time is over, it is ended. Sampling is 512-token prompts and 64 tokens each, with an adapter. A training
+step has 4,096 tokens in four sequences. Memory is what PyTorch has allocated at the peak, weights included.
+Plain PEFT needs `peft`, and the comparison with bitsandbytes needs `bitsandbytes`.
 """
 
+import argparse
+import gc
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from common import SMOKE, machine, sized, table, verdict
+from common import SMOKE, machine, sized, verdict
 from cuda_engine import CUDA_PROMPT, CUDA_TOKENS, CudaEngine, random_prompt
 from learning import GIB, PLENTY, our_step, peft_step, sequence
 from measuring import best, timed, wait
@@ -27,7 +32,6 @@ from openclaw_rl.engines.local.model.codes import encode
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.model.linear import decode, quantised
-from openclaw_rl.engines.local.model.quantised_modules import quantise_modules
 from openclaw_rl.engines.local.model.transformers_decoder import (
     TransformersDecoder,
     decoder_of,
@@ -36,15 +40,19 @@ from openclaw_rl.engines.local.model.transformers_decoder import (
     put,
 )
 
+T = TypeVar("T")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 SEQUENCES, LENGTH, RESPONSE = sized((4, 1024, 128), (2, 24, 8))
 STREAMS = sized((1, 16), (1, 2))
 CACHE_GIB = sized(4.0, 0.05)
-#: The longest time of a part, in seconds.
-LIMIT = sized(75, 120)
+#: The longest time of all parts, in seconds.
+MOST_SECONDS = sized(240, 280)
 #: What a step of 4,096 tokens may take with weights of 4 bits, in GiB of the whole process.
-MOST = {"Qwen3-8B": 10, "Qwen3-4B": 6}
+MOST_GIB = {"Qwen3-8B": 10, "Qwen3-4B": 6}
+#: So much may be left in memory between two models, in GiB, without a word about it.
+LEFT_GIB = 0.1
+OURS, BY_TRANSFORMERS, STEP = "bf16", "Transformers' code", "a step"
 SMALL: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -55,6 +63,42 @@ SMALL: dict[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 2048,
 }
+
+
+class Rows:
+    """The rows of a part, each printed when it is measured."""
+
+    def __init__(self, title: str) -> None:
+        self.rates: dict[tuple[str, str], float] = {}
+        self.failed = 0
+        print(f"\n{title} ({machine()})\n  {'-' * 60}", flush=True)
+
+    def attempt(self, side: str, what: str, work: Callable[[], T]) -> T | None:
+        """The result; None if it failed, which has a row."""
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - the other rows can still be measured
+            self.failed += 1
+            reason = " ".join(str(error).split())[:300]
+            print(f"  {side:20} {what:22} FAILED: {type(error).__name__}: {reason}", flush=True)
+            return None
+
+    def tell(self, side: str, what: str, words: str) -> None:
+        print(f"  {side:20} {what:22} {words}", flush=True)
+
+    def add(
+        self, side: str, what: str, work: Callable[[], tuple[float, str]], of: str = "", least: float = 0.0
+    ) -> None:
+        """A row with tokens a second, perhaps as a share of those of another side, which should be `least`."""
+        found = self.attempt(side, what, work)
+        if found is None:
+            return
+        rate, more = found
+        self.rates[side, what] = rate
+        words = [f"{rate:.0f} tokens/s", more]
+        if base := self.rates.get((of, what)):
+            words += [f"{rate / base:.2f} × {of}", verdict(rate / base, least) if least else ""]
+        self.tell(side, what, "; ".join(filter(None, words)))
 
 
 def small(shape: Shape) -> Shape:
@@ -85,17 +129,15 @@ def gpt_oss_20b() -> Any:
     from transformers import GptOssConfig
 
     real = {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
-    real |= {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 32768}
+    real |= {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072}
     experts = sized({"num_local_experts": 32}, {"num_local_experts": 4})
     return GptOssConfig(**sized(real, SMALL), **experts, num_experts_per_tok=sized(4, 2))
 
 
-def by_transformers(config: Any, bits: int = 0) -> TransformersDecoder:
+def by_transformers(config: Any) -> TransformersDecoder:
     """Random weights of a family that Transformers' code computes."""
     with torch.device(DEVICE):
-        model = new_model(config, DTYPE, one_by_one=bool(bits))
-    quantise_modules(model, lambda _name: bits, DTYPE, DEVICE)
-    return decoder_of(model)
+        return decoder_of(new_model(config, DTYPE))
 
 
 def plain_model(decoder: TransformersDecoder, config: Any) -> Any:
@@ -125,115 +167,126 @@ def batch_for(decoder: LanguageModel) -> list[Any]:
     return [sequence(LENGTH, decoder.shape.vocab, [LENGTH], RESPONSE) for _ in range(SEQUENCES)]
 
 
-def memory(work: Callable[[], object]) -> float:
-    """GiB at the peak of some work, with everything that is in memory before it."""
+def allocated() -> float:
+    """GiB that PyTorch has allocated, after everything that is not used any more is gone."""
+    gc.collect()
+    if DEVICE.type != "cuda":
+        return 0.0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated() / GIB
+
+
+def peak_of(work: Callable[[], object], before: float) -> float:
+    """GiB at the peak of some work, above those `before` the model was made."""
+    allocated()
     if DEVICE.type != "cuda":
         work()
         return 0.0
-    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     work()
     wait()
-    return torch.cuda.max_memory_allocated() / GIB
+    return torch.cuda.max_memory_allocated() / GIB - before
 
 
-def train(decoder: LanguageModel, free: int = PLENTY) -> tuple[float, float]:
-    """Tokens a second of a step, and GiB at its peak."""
-    step = our_step(decoder, batch_for(decoder), SEQUENCES * LENGTH, free)
-    peak = memory(step)
-    return SEQUENCES * LENGTH / best(step)[0], peak
+def trained(step: Callable[[], object], before: float, most: float = 0.0) -> tuple[float, str]:
+    """Tokens a second of a step, and its memory, which should be at most so many GiB."""
+    peak = peak_of(step, before)
+    target = f", {verdict(peak, most, at_least=False)}" if most else ""
+    return SEQUENCES * LENGTH / best(step)[0], f"{peak:.1f} GiB at the peak{target}"
 
 
-def serve(decoder: LanguageModel, rounds: int = 2) -> tuple[list[tuple[float, float]], float]:
-    """Tokens a second with prompts and seconds of a decode step, by streams; and seconds to publish an adapter."""
-    engine = CudaEngine(decoder, CACHE_GIB)
-    publishing = engine.load_adapter()
-    return [engine.run(streams, slots=(1,), rounds=rounds) for streams in STREAMS], publishing
+def measure(
+    rows: Rows,
+    side: str,
+    make: Callable[[], LanguageModel],
+    of: str = "",
+    targets: tuple[float, float] = (0.0, 0.0),
+    most: float = 0.0,
+) -> LanguageModel | None:
+    """A step, publishing and sampling. `targets`: the least shares of sampling and training. `most`: GiB of a step."""
+    before = allocated()
+    if before > LEFT_GIB:
+        rows.tell(side, "", f"{before:.1f} GiB are left of what was measured before; they are not counted")
+    decoder = rows.attempt(side, "random weights", make)
+    if decoder is None:
+        return None
+    sampling, training = targets
+    weights = decoder.weight_bytes
+    rows.tell(side, "random weights", f"{weights / GIB:.1f} GiB")
+    batch = batch_for(decoder)
+
+    def train(free: int, limit: float = 0.0) -> tuple[float, str]:
+        return trained(our_step(decoder, batch, SEQUENCES * LENGTH, free), before, limit)
+
+    rows.add(side, STEP, lambda: train(PLENTY), of, training)
+    if most:
+        rows.add(side, f"{STEP} in {most:g} GiB", lambda: train(int((most - 1) * GIB - weights), most))
+        # The share is that of a step in any memory.
+        rate, whole = rows.rates.get((side, f"{STEP} in {most:g} GiB")), rows.rates.get((of, STEP))
+        if rate and whole:
+            rows.tell(side, f"{STEP} in {most:g} GiB", f"{rate / whole:.2f} × {of}; {verdict(rate / whole, training)}")
+    engine = rows.attempt(
+        side, "the sampler's start", lambda: CudaEngine(decoder, CACHE_GIB, max_sequences=STREAMS[-1])
+    )
+    if engine is None:
+        return decoder
+    runs_ahead = engine.worker.run_ahead
+    publishing = rows.attempt(side, "publish", engine.load_adapter)
+    if publishing is not None:
+        rows.tell(side, "publish", f"{publishing:.2f} s; the sampler's start took {engine.warm_up:.1f} s")
+    for streams in STREAMS:
+
+        def sample(streams: int = streams) -> tuple[float, str]:
+            rate, step = engine.run(streams, slots=(1,), run_ahead=runs_ahead, rounds=2)
+            return rate, f"{1e3 * step:.2f} ms a step"
+
+        rows.add(side, f"sampling, {streams} at once", sample, of, sampling)
+    return decoder
 
 
-def show(title: str, rows: list[tuple[object, ...]], head: tuple[str, ...]) -> None:
-    table(f"{title} ({machine()})", head, rows)
-    sys.stdout.flush()
+def qwen3(name: str, shape: Shape, general: bool) -> Rows:
+    """Our decoder with weights of 16, 4 and 8 bits; and Transformers' code around our attention at the same shape."""
+    rows = Rows(f"{name}: our decoder")
+    shape = small(shape)
+    measure(rows, OURS, lambda: own(shape))
+    measure(rows, "4 bits", lambda: own(shape, 4), OURS, (0.7, 0.5), MOST_GIB[name])
+    if general:
+        measure(rows, BY_TRANSFORMERS, lambda: by_transformers(qwen3_config(shape)), OURS, (0.5, 0.6))
+    measure(rows, "8 bits", lambda: own(shape, 8), OURS, (0.7, 0.5))
+    return rows
 
 
-SPEED = ("", *(f"tokens/s, {streams} at once" for streams in STREAMS), *(f"ms a step, {n}" for n in STREAMS))
-
-
-def speed_row(name: str, found: list[tuple[float, float]]) -> tuple[object, ...]:
-    return (name, *(f"{rate:.0f}" for rate, _ in found), *(f"{1e3 * step:.2f}" for _, step in found))
-
-
-def qwen3_4b() -> None:
-    """Our decoder against Transformers' code around our attention: the same shape."""
-    shape = small(QWEN3_4B)
-    ours = own(shape)
-    served, _ = serve(ours)
-    trained, _ = train(ours)
-    del ours
-    general = by_transformers(qwen3_config(shape))
-    trained_there, _ = train(general)
-    served_there, _ = serve(general)
-    rows = [speed_row("our decoder", served), speed_row("Transformers' code", served_there)]
-    show("Qwen3-4B, sampling", rows, SPEED)
-    ratios = [there[0] / here[0] for here, there in zip(served, served_there, strict=True)]
-    rows = [(f"sampling, {n} at once", f"{r:.2f}", verdict(r, 0.5)) for n, r in zip(STREAMS, ratios, strict=True)]
-    ratio = trained_there / trained
-    rows.append((f"training, {trained_there:.0f} / {trained:.0f} tokens/s", f"{ratio:.2f}", verdict(ratio, 0.6)))
-    show("Qwen3-4B, Transformers' code as a share of our decoder", rows, ("", "share", "target"))
-
-
-def family(name: str, config: Callable[[], Any]) -> None:
+def family(name: str, config: Callable[[], Any]) -> Rows:
     """Serve, step and publish beside `generate` and plain PEFT on the same weights."""
-    decoder = by_transformers(config())
-    found, publishing = serve(decoder, rounds=1)
-    show(f"{name}, serving with our scheduler", [speed_row("ours", found)], SPEED)
-    rate, peak = train(decoder)
-    size = decoder.weight_bytes / GIB
-    rows: list[tuple[object, ...]] = [("ours", f"{rate:.0f}", f"{peak:.1f}", f"{size:.1f}", f"{publishing:.2f}")]
-    show(f"{name}, a step", rows, ("", "tokens/s", "GiB at the peak", "GiB of weights", "s to publish"))
-    model = plain_model(decoder, config())
-    rows = []
+    rows = Rows(f"{name}: Transformers' code with our attention")
+    before = allocated()
+    decoder = measure(rows, "ours", lambda: by_transformers(config()))
+    if not isinstance(decoder, TransformersDecoder):
+        return rows
+    model = rows.attempt("generate", "plain model", lambda: plain_model(decoder, config()))
+    if model is None:
+        return rows
+    rows.attempt("generate", "warm-up", lambda: generate(model, [random_prompt(CUDA_PROMPT, decoder.shape.vocab)], 4))
     for streams in STREAMS:
         prompts = [random_prompt(CUDA_PROMPT, decoder.shape.vocab) for _ in range(streams)]
-        seconds = timed(lambda prompts=prompts: generate(model, prompts, CUDA_TOKENS))  # type: ignore[misc]
-        rows.append((f"generate, {streams} at once", f"{streams * CUDA_TOKENS / seconds:.0f}"))
-    step = peft_step(model, batch_for(decoder), sorted({module.target for module in decoder.shape.adaptable}))
-    peak = memory(step)
-    rows.append((f"plain PEFT, a step, {peak:.1f} GiB at the peak", f"{SEQUENCES * LENGTH / timed(step):.0f}"))
-    show(f"{name}, Transformers and PEFT", rows, ("", "tokens/s"))
+
+        def sample(prompts: list[list[int]] = prompts) -> tuple[float, str]:
+            return len(prompts) * CUDA_TOKENS / timed(lambda: generate(model, prompts, CUDA_TOKENS)), ""
+
+        rows.add("generate", f"sampling, {streams} at once", sample, "ours")
+    modules = sorted({module.target for module in decoder.shape.adaptable})
+    step = rows.attempt("plain PEFT", "adapter", lambda: peft_step(model, batch_for(decoder), modules))
+    if step is not None:
+        rows.add("plain PEFT", STEP, lambda: trained(step, before), "ours")
+    return rows
 
 
-def narrow(name: str, shape: Shape, bits: int = 4) -> None:
-    """Weights of 4 bits against those of bfloat16: memory of a step of 4,096 tokens, and speed."""
-    decoder = own(small(shape), bits)
-    weights = decoder.weight_bytes
-    free = int(MOST[name] * GIB - weights - GIB)
-    limited, most = train(decoder, free)
-    whole, most_whole = train(decoder)
-    wide = own(small(shape))
-    trained, peak = train(wide)
-    peak -= weights / GIB
-    served, _ = serve(wide)
-    del wide
-    served_narrow, _ = serve(decoder)
-    head = ("", "GiB of weights", "GiB at the peak", "tokens/s of a step", "share of bfloat16", "target")
-    rows: list[tuple[object, ...]] = [("bfloat16", "", f"{peak:.1f}", f"{trained:.0f}", "", "")]
-    for label, rate, top in ((f"4 bits, in {MOST[name]} GiB", limited, most), ("4 bits", whole, most_whole)):
-        targets = f"{verdict(rate / trained, 0.5)}; {verdict(top, MOST[name], at_least=False)} GiB"
-        rows.append((label, f"{weights / GIB:.1f}", f"{top:.1f}", f"{rate:.0f}", f"{rate / trained:.2f}", targets))
-    show(f"{name}, training", rows, head)
-    show(f"{name}, sampling", [speed_row("bfloat16", served), speed_row("4 bits", served_narrow)], SPEED)
-    ratios = [b[0] / a[0] for a, b in zip(served, served_narrow, strict=True)]
-    targets = [(f"{n} at once", f"{r:.2f}", verdict(r, 0.7)) for n, r in zip(STREAMS, ratios, strict=True)]
-    show(f"{name}, sampling in 4 bits as a share of bfloat16", targets, ("", "share", "target"))
-
-
-def kernels() -> None:
+def kernels() -> Rows:
     """Products with few rows: our kernel in several tiles, decoding with cuBLAS, bfloat16, and bitsandbytes."""
     outputs, inputs = sized((12288, 4096), (64, 128))
+    rows = Rows(f"A product [{outputs}, {inputs}] in 4 bits, µs")
     weights = [torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE) for _ in range(sized(8, 1))]
     coded = [encode(weight, 4) for weight in weights]
-    rows: list[tuple[object, ...]] = []
     for count in sized((1, 4, 16, 64), (1,)):
         x = torch.randn(count, inputs, device=DEVICE, dtype=DTYPE)
         ways: dict[str, Callable[[int], object]] = {"bfloat16": lambda i, x=x: x @ weights[i].t()}  # type: ignore[misc]
@@ -241,11 +294,10 @@ def kernels() -> None:
         if DEVICE.type == "cuda":
             ways |= tiles(x, coded) | bitsandbytes(x, weights)
         for way, product in ways.items():
-            try:
-                rows.append((count, way, f"{microseconds(product, len(weights)):.1f}"))
-            except Exception as error:  # noqa: BLE001 - a tile that does not fit says so
-                rows.append((count, way, str(error)[:60]))
-    show(f"A product [{outputs}, {inputs}] in 4 bits", rows, ("rows", "way", "µs"))
+            found = rows.attempt(f"{count} rows", way, lambda product=product: microseconds(product, len(weights)))  # type: ignore[misc]
+            if found is not None:
+                rows.tell(f"{count} rows", way, f"{found:.1f}")
+    return rows
 
 
 def tiles(x: torch.Tensor, coded: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Callable[[int], object]]:
@@ -279,31 +331,59 @@ def microseconds(product: Callable[[int], object], weights: int) -> float:
     return 1e6 * seconds / rounds / weights
 
 
-PARTS: dict[str, Callable[[], None]] = {
-    "qwen3-4b": qwen3_4b,
-    "4-bits-8b": lambda: narrow("Qwen3-8B", QWEN3_8B),
-    "4-bits-4b": lambda: narrow("Qwen3-4B", QWEN3_4B),
+PARTS: dict[str, Callable[[], Rows]] = {
+    "qwen3-4b": lambda: qwen3("Qwen3-4B", QWEN3_4B, general=True),
     "gemma-3-4b": lambda: family("Gemma-3-4B", gemma_3_4b),
     "gpt-oss-20b": lambda: family("gpt-oss-20B", gpt_oss_20b),
+    "qwen3-8b": lambda: qwen3("Qwen3-8B", QWEN3_8B, general=False),
     "qwen3-30b-a3b": lambda: family("Qwen3-30B-A3B", qwen3_30b_a3b),
     "kernels": kernels,
 }
 
 
-def main() -> None:
-    if names := sys.argv[1:]:
-        for name in names:
-            PARTS[name]()
-        return
-    for name in PARTS:
+class Part:
+    """A process that has imported everything, and measures a part when it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        command = [sys.executable, __file__, "--now", name]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+
+    def run(self, seconds: float) -> bool:
+        """Whether it came to its end within this time, without a row that failed."""
         start = time.perf_counter()
         try:
-            code = subprocess.run([sys.executable, __file__, name], check=False, timeout=LIMIT).returncode
+            self.process.communicate("go\n", timeout=max(seconds, 0.0))
+            ended = "is done" if self.process.returncode == 0 else f"FAILED (exit status {self.process.returncode})"
         except subprocess.TimeoutExpired:
-            code = -1
-        ended = "is done" if code == 0 else f"took more than {LIMIT} s" if code < 0 else f"FAILED ({code})"
-        print(f"\n=== {name} {ended}, {time.perf_counter() - start:.0f} s ===", flush=True)
+            self.process.kill()
+            self.process.communicate()
+            ended = "was ended: the time is over"
+        print(f"=== {self.name} {ended}, {time.perf_counter() - start:.0f} s ===", flush=True)
+        return self.process.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which parts, in this order")
+    parser.add_argument("--most", type=float, default=MOST_SECONDS, help="seconds for all parts together")
+    parser.add_argument("--now", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.now:
+        sys.stdin.readline()
+        return min(1, PARTS[options.now]().failed)
+    end = time.perf_counter() + options.most
+    names = options.parts or [name for name in PARTS if name != "kernels" or SMOKE]
+    following: Part | None = Part(names[0])
+    well = True
+    for after in [*names[1:], None]:
+        part = following
+        assert part is not None
+        # Importing takes seconds, so the next process does it meanwhile.
+        following = Part(after) if after else None
+        well = part.run(end - time.perf_counter()) and well
+    return 0 if well else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

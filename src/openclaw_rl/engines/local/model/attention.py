@@ -35,6 +35,9 @@ def attend_last(q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) ->
     if form.window is not None:
         first = max(0, len(k) - len(q) - form.window + 1)
         k, v = k[first:], v[first:]
+        if len(k) <= form.window:
+            # Without a mask, PyTorch's fast kernels can be used.
+            form = form._replace(window=None)
     q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
     if form.softcap is None and form.sinks is None:
         mask = None
