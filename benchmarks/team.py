@@ -136,7 +136,7 @@ async def talk_all(mode: str, seed: int, people: Sequence[str], given: argparse.
 
 
 async def talk(outcome: TrialOutcome, key: str, server: RunningServer, watch: Watch) -> None:
-    async with Chat(server.url, key=key, local=True) as chat:
+    async with Chat(server.url, key=key) as chat:
         trial = Trial(outcome, RunningServer(server.url, server.run_dir, key), chat, watch)
         trial.settle_seconds = SETTLE
         await trial.run()
@@ -149,7 +149,7 @@ async def practise_eight(seed: int, given: argparse.Namespace, measured: Measure
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(run_server(folder, *options(EIGHT, seed, WISHES, given.flags)))
         chats = {
-            name: await stack.enter_async_context(Chat(server.url, key=key, local=True)) for name, key in keys.items()
+            name: await stack.enter_async_context(Chat(server.url, key=key)) for name, key in keys.items()
         }
 
         async def teach(name: str) -> None:

@@ -269,10 +269,15 @@ async def test_a_proxy_of_the_environment_is_used_if_it_is_wished(monkeypatch: p
         assert lines[:2] == ["GET http://example.test:81/v1/models HTTP/1.1", "Host: example.test:81"]
         assert "Proxy-Authorization: Basic bWU6c0BjcmV0" in lines
         assert (proxy.connections, len(proxy.requests)) == (1, 2)
-        monkeypatch.setenv("NO_PROXY", "other.test, .1")
         client = HttpClient(proxy.url, {}, keepalive_seconds=1, through_proxy=True)
         await client.request("GET", "/")
-        assert proxy.requests[2].startswith(b"GET / HTTP/1.1")
+        assert proxy.requests[2].startswith(b"GET / HTTP/1.1"), "what is for this machine stays here"
+        await client.close()
+        monkeypatch.setenv("NO_PROXY", "other.test, .2.1")
+        client = HttpClient("http://192.0.2.1", {}, keepalive_seconds=1, connect_seconds=0.1, through_proxy=True)
+        with pytest.raises(ConnectFailed):
+            await client.request("GET", "/")
+        assert len(proxy.requests) == 3
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     with pytest.raises(ValueError, match="the proxy for it cannot be used"):
         HttpClient("http://example.test", {}, keepalive_seconds=1, through_proxy=True)
@@ -280,8 +285,8 @@ async def test_a_proxy_of_the_environment_is_used_if_it_is_wished(monkeypatch: p
 
 async def test_a_server_with_tls_is_reached_through_a_tunnel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost"]
-    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=api.test"]
+    files = ["-addext", "subjectAltName=DNS:api.test", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", "req", "-x509", *options, *files], check=True, capture_output=True)
     identity = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     identity.load_cert_chain(certificate, key)
@@ -305,11 +310,11 @@ async def test_a_server_with_tls_is_reached_through_a_tunnel(monkeypatch: pytest
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     async with asyncio.timeout(30):
-        client = HttpClient("https://localhost:444/v1", {}, keepalive_seconds=3, through_proxy=True)
+        client = HttpClient("https://api.test:444/v1", {}, keepalive_seconds=3, through_proxy=True)
         for _ in range(2):
             assert (await client.request("POST", "/x", b"{}")).content == b"hi"
         assert [request.partition(b"\r\n")[0] for request in served.requests] == [b"POST /v1/x HTTP/1.1"] * 2
-        assert connected[0].startswith(b"CONNECT localhost:444 HTTP/1.1\r\nHost: localhost:444\r\n")
+        assert connected[0].startswith(b"CONNECT api.test:444 HTTP/1.1\r\nHost: api.test:444\r\n")
         await client.close()
         with pytest.raises(ConnectFailed, match=r"the proxy answers HTTP/1\.1 403 Forbidden"):
             await client.request("POST", "/x")

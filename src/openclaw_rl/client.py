@@ -5,8 +5,10 @@ import contextlib
 import json
 import math
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cached_property, partial
 from http import HTTPStatus
 from types import TracebackType
@@ -32,8 +34,6 @@ MAX_ERROR_PAGE = 200
 MAX_TARGET_CHARACTERS = 300
 #: The longest event of a stream. SGLang repeats all tokens in each one, with as many log-probs as were asked for.
 MAX_EVENT_BYTES = 64 << 20
-#: No server is left alone for longer, whatever it asks for.
-MAX_RETRY_AFTER = 600.0
 #: HTTP statuses of a server that is busy or restarting.
 BUSY_STATUSES = (429, 503)
 #: The error code for a prompt that does not fit the model's context.
@@ -153,6 +153,7 @@ class ApiClient:
         self._retries = retries or Retries()
         self._on_retry = on_retry
         self._max_body_bytes = max_body_bytes
+        self._key = key.strip()
         self._new_client: Callable[[], HttpClient] = partial(
             HttpClient,
             url.rstrip("/"),
@@ -254,7 +255,7 @@ class ApiClient:
 
     def _refusal(self, response: HttpResponse) -> ServerError:
         status = response.status_code
-        message, code = read_error(response)
+        message, code = read_error(response, self._key)
         if status == HTTPStatus.UNAUTHORIZED and self._key_advice:
             message = f"{message if message.endswith(SENTENCE_ENDS) else f'{message}.'} {self._key_advice}"
         return ServerError(
@@ -403,6 +404,17 @@ async def close_events(pieces: AsyncGenerator[Any, None]) -> None:
     await pieces.aclose()
 
 
+async def whole_answer(answer: HttpResponse) -> Any:
+    """The JSON of an answer that is not streamed. Raises HttpError as `events` does."""
+    content = await answer.read(MAX_EVENT_BYTES)
+    if answer.is_cut:
+        raise HttpError(f"the answer is longer than {MAX_EVENT_BYTES} bytes")
+    try:
+        return from_json(content)
+    except ValueError as error:
+        raise HttpError(f"the answer is not JSON: {error}") from error
+
+
 async def events(answer: HttpResponse) -> AsyncIterator[Any]:
     """The JSON objects of a stream of server-sent events.
 
@@ -444,18 +456,24 @@ def key_header(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
 
 
-def read_error(response: HttpResponse) -> tuple[str, Any]:
-    """The message and the code of an error answer; of one that is not JSON, its beginning."""
+def read_error(response: HttpResponse, key: str) -> tuple[str, Any]:
+    """The message and the code of an error answer; of one that is not JSON, its beginning. Neither repeats the key."""
     target = response.headers.get("location")
     if 300 <= response.status_code < 400 and target:
-        to = url_without_account(target)[:MAX_TARGET_CHARACTERS]
+        to = without_key(url_without_account(target), key)[:MAX_TARGET_CHARACTERS]
         return f"it redirects to {to}: give the URL of the server itself", None
     try:
         answer = response.json()
     except (ValueError, RecursionError):
-        return response.text[:MAX_ERROR_PAGE], None
+        return without_key(response.text, key)[:MAX_ERROR_PAGE], None
     error = answer.get("error") if isinstance(answer, dict) else None
-    return error_message(answer), error.get("code") if isinstance(error, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return without_key(error_message(answer), key), without_key(code, key) if isinstance(code, str) else code
+
+
+def without_key(text: str, key: str) -> str:
+    """A text that a server says. Some repeat the key that they refuse."""
+    return text.replace(key, "***") if key else text
 
 
 def error_message(answer: Any) -> str:
@@ -466,9 +484,11 @@ def error_message(answer: Any) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds in a `Retry-After` header; None if it holds a date or nothing that is understood."""
-    try:
-        seconds = float(headers.get("retry-after", ""))
-    except ValueError:
-        return None
-    return None if math.isnan(seconds) else min(MAX_RETRY_AFTER, max(0.0, seconds))
+    """The seconds in a `Retry-After` header, or until its date; None if it holds nothing that is understood."""
+    given = headers.get("retry-after", "")
+    with contextlib.suppress(ValueError):
+        seconds = float(given)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
+    with contextlib.suppress(ValueError, OverflowError):
+        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+    return None

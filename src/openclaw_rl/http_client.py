@@ -8,7 +8,8 @@ import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
+from ipaddress import ip_address
 from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -19,6 +20,8 @@ MAX_BUFFERED_BYTES = 1 << 20
 #: Bytes of an answer's headers, together with all interim answers (1xx) before it.
 MAX_HEADER_BYTES = 1 << 16
 SWITCHING_PROTOCOLS = 101
+#: A server has few names, and few pages use it.
+MAX_KNOWN_ADDRESSES = 64
 
 
 class HttpError(Exception):
@@ -186,7 +189,7 @@ class HttpClient:
     * Leaving a response before its end closes its connection, by which the server knows that nobody waits.
     * Interim answers (1xx) are skipped.
     * There is no limit for the time of an answer, no redirect and no compression.
-    * A proxy is used only if `through_proxy`: the one that the environment names for the server.
+    * A proxy is used only if `through_proxy`: the one that the environment names for the server; never to this machine.
     * An answer that nobody reads does not fill the memory.
     """
 
@@ -350,6 +353,16 @@ def port_of(parts: SplitResult) -> int:
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 
+@lru_cache(maxsize=MAX_KNOWN_ADDRESSES)
+def is_loopback(url: str) -> bool:
+    """Whether an address is a loopback address or `localhost`, which always mean this machine."""
+    try:
+        name = urlsplit(url).hostname
+        return name == "localhost" or ip_address(name or "").is_loopback
+    except ValueError:
+        return False
+
+
 def account_of(parts: SplitResult) -> str:
     """The header value for the name and the password in a URL; empty if there are none."""
     if parts.username is None:
@@ -362,6 +375,9 @@ def proxy_of(parts: SplitResult) -> SplitResult | None:
     """The proxy that the environment names for a server. Raises ValueError for one that is not an HTTP proxy."""
     from urllib.request import getproxies_environment, proxy_bypass
 
+    if is_loopback(parts.geturl()):
+        # What is for this machine leaves it for no proxy, also where the environment forgets to say so.
+        return None
     proxies = getproxies_environment()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ from support.upstream_front import Front
 KEY = "sk-of-the-owner"
 ASK = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+#: Of errors that have one of their own in Anthropic's API.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 PNG = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -217,6 +227,7 @@ def test_turns_are_recorded_as_text_and_continue_each_other(front: Fronted) -> N
         (words("late", silent=1.5), 504, "said nothing"),
         (Said([{"content": "a"}], error={"message": "out of memory"}), 502, "out of memory"),
         (Said([{"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{"}}]}]), 502, "form"),
+        (Said([{"content": {"text": "a"}}]), 502, "form"),
     ],
 )
 def test_errors_of_the_api_reach_clients_in_the_shape_of_their_wire(
@@ -237,8 +248,55 @@ def test_errors_of_the_api_reach_clients_in_the_shape_of_their_wire(
         front.anthropic.messages.create(model="tiny", max_tokens=5, messages=ASK)
     assert refused.value.status_code == status
     assert refused.value.body["type"] == "error"
+    assert refused.value.body["error"]["type"] == ANTHROPIC_TYPES.get(status, "api_error")
     assert words_in_it in refused.value.body["error"]["message"]
     assert len(front.api.requests) == 2, "a request that was sent is not sent again"
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "most"),
+    [("86400", 86400, 86400), (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3000, 3600)],
+)
+def test_when_to_come_back_is_said_as_the_api_says_it(front: Fronted, given: str, least: int, most: int) -> None:
+    front.api.answer = lambda _body: refusal(429, "Slow down", **{"Retry-After": given})
+    refused = front.post({"messages": ASK})
+    assert refused.status_code == 429
+    assert least <= int(refused.headers["Retry-After"]) <= most
+
+
+def test_no_part_of_the_key_is_repeated(front: Fronted) -> None:
+    """An error page and a redirect are cut, perhaps within the key. A code is passed on as it is."""
+    page = b"<p>" + b"x" * 190 + KEY.encode()
+    cut = Said(status=403, error=page)
+    redirect = Said(status=307, error="", headers={"Location": f"http://elsewhere/{'x' * 270}/{KEY}/"})
+    code = Said(status=400, error={"message": "No.", "code": KEY})
+    for said in (cut, redirect, code):
+        front.api.answer = lambda _body, said=said: said  # type: ignore[misc]
+        assert KEY[:4] not in front.post({"messages": ASK}).text
+
+
+def test_a_text_that_is_none_is_refused(front: Fronted) -> None:
+    front.api.answer = lambda _body: Said([{"content": {"a": 1}}])
+    refused = front.send("completions", {"prompt": "Once"})
+    assert refused.status_code == 502
+    assert "form" in refused.json()["error"]["message"]
+
+
+def test_calls_with_numbers_for_ids_are_read(front: Fronted) -> None:
+    front.api.answer = lambda _body: Said(
+        [{"tool_calls": [{"index": 0, "id": 7, "function": {"name": "look", "arguments": {"at": 1}}}]}], "tool_calls"
+    )
+    answer = front.client.chat.completions.create(model="tiny", messages=ASK, tools=[TOOL])
+    (call,) = answer.choices[0].message.tool_calls
+    assert (call.id, call.function.arguments) == ("7", '{"at": 1}')
+
+
+def test_an_answer_that_is_not_streamed_has_a_limit(front: Fronted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openclaw_rl.client.MAX_EVENT_BYTES", 1000)
+    front.api.answer = lambda _body: words("x" * 2000, streams=False)
+    refused = front.post({"messages": ASK})
+    assert refused.status_code == 502
+    assert "longer than 1000 bytes" in refused.json()["error"]["message"]
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error_event(front: Fronted) -> None:
@@ -304,8 +362,35 @@ def test_several_urls_are_one_sampler(tmp_path: Path) -> None:
 
 async def test_a_start_says_what_is_wrong() -> None:
     api = ChatApi()
+    api.listing = refusal(401, f"Incorrect API key: {KEY}")
+    sampler = UpstreamSampler(UpstreamSettings([api.url], "m", KEY, 5, None, 4, 4))
+    with pytest.raises(EngineUnavailable, match=r"answers 401: Incorrect API key: \*\*\*\. Check UPSTREAM_API_KEY"):
+        await sampler.start()
     api.stop()
-    sampler = UpstreamSampler(UpstreamSettings([api.url], "m", "", 5, None, 4, 4))
     with pytest.raises(EngineUnavailable, match="--upstream-url"):
         await sampler.start()
     await sampler.close()
+
+
+async def test_a_url_without_its_end_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    api = ChatApi()
+    api.listing = Said(status=404, error=b"404 page not found")
+    sampler = UpstreamSampler(UpstreamSettings([api.url.removesuffix("/v1")], "m", "", 5, None, 4, 4))
+    await sampler.start()
+    await sampler.close()
+    api.stop()
+    assert "/v1" in caplog.text
+
+
+async def test_an_api_on_this_machine_is_not_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, proxy = ChatApi(), ChatApi()
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for url in (api.url, api.url.replace("127.0.0.1", "localhost")):
+        sampler = UpstreamSampler(UpstreamSettings([url], "m", "", 5, None, 4, 4))
+        proxy.stop()
+        await sampler.start()
+        await sampler.close()
+    api.stop()

@@ -321,7 +321,7 @@ def test_a_track_is_added_as_the_page_says(tmp_path: Path, monkeypatch: pytest.M
 async def test_all_that_was_said_before_is_pasted_until_it_is_forgotten() -> None:
     endpoint = ScriptedEndpoint(stubborn)
     with listening(endpoint) as url:
-        async with PastingChat(url, local=True) as chat:
+        async with PastingChat(url) as chat:
             first = [{"role": "user", "content": "Why is Mars red?"}]
             await chat.ask(first)
             await chat.ask(
@@ -343,7 +343,7 @@ async def test_what_is_pasted_fits_the_model() -> None:
 
     endpoint = ScriptedEndpoint(say)
     with listening(endpoint) as url:
-        async with PastingChat(url, local=True) as chat:
+        async with PastingChat(url) as chat:
             first = [{"role": "user", "content": "Why is Mars red? " + "Say it. " * 20}]
             await chat.ask(
                 [*first, {"role": "assistant", "content": "Rust."}, {"role": "user", "content": "Call me Sam."}]

@@ -163,9 +163,12 @@ async def test_what_can_be_mended_is_said_with_how(
     assert advice in str(await down(asker))
 
 
-async def test_one_that_says_when_to_come_back(server: JudgeServer, asker: EndpointAsker) -> None:
-    server.answer = lambda body: Reply(429, headers={"Retry-After": "12"})
-    assert (await down(asker)).retry_after == 12
+@pytest.mark.parametrize(("asked", "seconds"), [("12", 12), ("86400", 600)])
+async def test_one_that_says_when_to_come_back(
+    server: JudgeServer, asker: EndpointAsker, asked: str, seconds: int
+) -> None:
+    server.answer = lambda body: Reply(429, headers={"Retry-After": asked})
+    assert (await down(asker)).retry_after == seconds
 
 
 @pytest.mark.parametrize(("status", "text"), [(400, "too long: 9999 tokens"), (413, "large"), (422, "no"), (307, "")])

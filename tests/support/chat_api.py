@@ -23,6 +23,7 @@ class Said:
     """None: the answer breaks off after its deltas."""
     status: int = 200
     error: Any = None
+    """What the API calls it; bytes are a page."""
     headers: dict[str, str] = field(default_factory=dict)
     silent: float = 0.0
     """Seconds before the first delta."""
@@ -49,6 +50,8 @@ class ChatApi:
         self.left: list[str] = []
         """Requests whose client went away."""
         self.models: list[Body] = [{"id": "their-model", "object": "model", "max_model_len": 4096}]
+        self.listing: Said | None = None
+        """What a request for the models gets instead of them."""
         self._port = 0
         self._server: QuietServer | None = None
         self._connections: list[socket.socket] = []
@@ -70,7 +73,10 @@ class ChatApi:
                 api._connections.append(self.connection)
 
             def do_GET(self) -> None:
-                self.whole(200, {"object": "list", "data": api.models})
+                if api.listing is not None:
+                    self.refuse(api.listing)
+                else:
+                    self.whole(200, {"object": "list", "data": api.models})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -79,15 +85,19 @@ class ChatApi:
                 api.paths.append(self.path)
                 said = api.answer(body)
                 if said.error is not None and not said.deltas:
-                    self.whole(said.status, {"error": said.error}, said.headers)
+                    self.refuse(said)
                 elif said.streams:
                     self.stream(said, is_chat="messages" in body)
                 else:
                     message = {"role": "assistant", "content": "".join(d["content"] for d in said.deltas)}
                     self.whole(200, {"choices": [{"index": 0, "message": message, "finish_reason": said.finish}]})
 
-            def whole(self, status: int, body: Body, headers: dict[str, str] | None = None) -> None:
-                content = json.dumps(body).encode()
+            def refuse(self, said: Said) -> None:
+                page = said.error if isinstance(said.error, bytes) else {"error": said.error}
+                self.whole(said.status, page, said.headers)
+
+            def whole(self, status: int, body: Body | bytes, headers: dict[str, str] | None = None) -> None:
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 every = {"Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
                 for name, value in every.items():

@@ -3,16 +3,15 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from hmac import compare_digest
 from ipaddress import ip_address, ip_network
-from urllib.parse import urlsplit
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.options import ApiKey
+from openclaw_rl.http_client import is_loopback
 
 #: The owner of all requests to a server without keys.
 ANYONE = "anyone"
@@ -27,8 +26,6 @@ MAX_WAIT_SECONDS = 5.0
 MAX_WAITING, MAX_SOURCES = 100, 1000
 #: These change nothing, and a browser does not show their answers to a page of another site.
 READING_METHODS = ("GET", "HEAD")
-#: A server has few names, and few pages use it.
-MAX_KNOWN_ADDRESSES = 64
 HOW_TO_SET_A_KEY = "start the server with a key (SGLANG_API_KEY or --api-key)"
 
 
@@ -172,13 +169,3 @@ def refusal(method: str, headers: Mapping[bytes, bytes], origins: Sequence[str])
             403, f"{problem}: {HOW_TO_SET_A_KEY}, or name the origin (--allow-origin).", code="foreign_origin"
         )
     return None
-
-
-@lru_cache(maxsize=MAX_KNOWN_ADDRESSES)
-def is_loopback(url: str) -> bool:
-    """Whether an address is a loopback address or `localhost`, which always mean this machine."""
-    try:
-        name = urlsplit(url).hostname
-        return name == "localhost" or ip_address(name or "").is_loopback
-    except ValueError:
-        return False

@@ -38,6 +38,8 @@ ANTHROPIC_ERROR_TYPES = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
 }
 #: The paths of Anthropic's API begin with this, and its clients send this header everywhere.
 ANTHROPIC_PATHS = "/v1/messages"

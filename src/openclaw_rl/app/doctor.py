@@ -30,7 +30,7 @@ from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.memory import BITS
 from openclaw_rl.engines.upstream.options import UpstreamOptions
-from openclaw_rl.engines.upstream.sampler import MAX_NAMED, Upstream
+from openclaw_rl.engines.upstream.sampler import Upstream
 from openclaw_rl.errors import UserError
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.ledger.run_dir import check_usable, read_server, server_url
@@ -206,16 +206,15 @@ async def behind_api(config: Config) -> Finding:
     for url in config.sampler.urls(config.engine_settings):
         upstream = Upstream(url, options.upstream_key)
         try:
-            names = [model["id"] for model in await upstream.models()]
+            doubt = upstream.doubt(options.upstream_model, await upstream.models())
         except ServerError as error:
             mend = "start the API, or check --upstream-url and UPSTREAM_API_KEY"
             said = f"answers {error.status}" if error.status else "does not answer"
             return broken(f"{upstream.api.url} {said}: {error.message}", mend)
         finally:
             await upstream.api.close()
-        if names and options.upstream_model not in names:
-            others = ", ".join(names[:MAX_NAMED])
-            return note(f"{upstream.api.url} does not list {options.upstream_model}", f"it has {others}")
+        if doubt:
+            return note(doubt)
     return ok(f"{options.upstream_model}, behind the API at {text_without_accounts(options.upstream_url)}")
 
 

@@ -44,8 +44,7 @@ class Reply:
 class Chat:
     """Asks a model on a server at `base_url` (with or without `/v1`), and tries again while it is busy.
 
-    A server that is `local` is never asked through a proxy. `wire` is one of WIRES. `fields` are further fields of
-    every request.
+    `wire` is one of WIRES. `fields` are further fields of every request.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Chat:
         model: str = "",
         key: str = "",
         timeout: float = TIMEOUT_SECONDS,
-        local: bool = False,
         retries: Retries = RETRIES,
         wire: str = "chat",
         fields: Mapping[str, Any] | None = None,
@@ -63,7 +61,7 @@ class Chat:
         self._fields = {**({"model": model} if model else {}), **(fields or {})}
         self._wire = wire
         self._timeout = timeout
-        self._api = ApiClient(server_root(base_url), key, retries=retries, through_proxy=not local)
+        self._api = ApiClient(server_root(base_url), key, retries=retries, through_proxy=True)
         self.url = self._api.url
         """For messages."""
 

@@ -102,7 +102,7 @@ async def measure(
     """
     with tempfile.TemporaryDirectory() as folder, progress:
         progress.begin("starting a server")
-        async with run_server(Path(folder), *flags) as server, Chat(server.url, local=True) as chat:
+        async with run_server(Path(folder), *flags) as server, Chat(server.url) as chat:
             progress.log("server started")
             for plan in plans:
                 advance = progress.begin(plan.task, plan.size, plan.max_tokens)

@@ -157,7 +157,7 @@ async def run(outcome: TrialOutcome, watch: TrialWatcher) -> None:
             player = await stack.enter_async_context(other)
         server = await stack.enter_async_context(run_server(plan.run_dir, *flags))
         watch.started(plan)
-        chat = await stack.enter_async_context(Chat(server.url, local=True))
+        chat = await stack.enter_async_context(Chat(server.url))
         await Trial(outcome, server, chat, watch, player).run()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from openclaw_rl.client import TOO_LONG, ApiClient, ServerError, error_message, events
+from openclaw_rl.client import TOO_LONG, ApiClient, ServerError, error_message, events, whole_answer, without_key
 from openclaw_rl.engines.base import (
     ApiRefused,
     ChatCall,
@@ -24,7 +24,7 @@ from openclaw_rl.engines.base import (
     TextSampler,
 )
 from openclaw_rl.engines.stream import Admission, PieceStream
-from openclaw_rl.http_client import HttpError, HttpResponse
+from openclaw_rl.http_client import HttpResponse
 from openclaw_rl.rendering.reasoning import ReasoningSplitter, WholeText
 from openclaw_rl.rendering.response import Delta, ReasoningText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, new_call_id
@@ -110,6 +110,16 @@ class Upstream:
             pass
         return []
 
+    def doubt(self, model: str, models: Sequence[dict[str, Any]]) -> str:
+        """What is odd about the models that it lists; empty if nothing is."""
+        if not models:
+            is_usual = re.search(r"/v\d", self.api.url)
+            return "" if is_usual else f"{self.api.url} lists no models: the URL of such an API mostly ends with /v1"
+        names = [model["id"] for model in models]
+        if model in names:
+            return ""
+        return f"{self.api.url} does not list {model}, but: {', '.join(names[:MAX_NAMED])}"
+
 
 class UpstreamSampler(TextSampler):
     """Implements `TextSampler`.
@@ -169,14 +179,12 @@ class UpstreamSampler(TextSampler):
         self._look_again()
 
     def _read_models(self, server: Upstream, models: Sequence[dict[str, Any]]) -> None:
-        named = [model["id"] for model in models]
         for model in models:
             if model["id"] == self.settings.model:
                 said = {**(model.get("meta") or {}), **model}
                 self._context = next((n for name in CONTEXT_NAMES if isinstance(n := said.get(name), int)), None)
-        if named and self.settings.model not in named:
-            others = ", ".join(named[:MAX_NAMED])
-            log.warning("%s does not list %s, but: %s.", server.api.url, self.settings.model, others)
+        if doubt := server.doubt(self.settings.model, models):
+            log.warning("%s.", doubt)
 
     async def close(self) -> None:
         self._closed = True
@@ -307,9 +315,7 @@ class UpstreamSampler(TextSampler):
         return f"{server.api.url} cannot be reached: {self._without_key(error.message)}."
 
     def _without_key(self, message: str) -> str:
-        """Some APIs repeat the key that they refuse."""
-        key = self.settings.key
-        return (message.replace(key, "***") if key else message)[:MAX_MESSAGE_CHARACTERS]
+        return without_key(message, self.settings.key)[:MAX_MESSAGE_CHARACTERS]
 
     def _look_again(self) -> None:
         if any(server.trouble for server in self.servers) and (self._looking is None or self._looking.done()):
@@ -345,11 +351,8 @@ async def answer_events(answer: HttpResponse) -> AsyncIterator[Any]:
     if EVENTS in answer.headers.get("content-type", EVENTS):
         async for event in events(answer):
             yield event
-        return
-    try:
-        yield from_json(await answer.read())
-    except ValueError as error:
-        raise HttpError(f"the answer is not JSON: {error}") from error
+    else:
+        yield await whole_answer(answer)
 
 
 class AnswerReader:
@@ -386,6 +389,8 @@ class AnswerReader:
         if thought := next((delta[name] for name in REASONING if isinstance(delta.get(name), str)), ""):
             yield ReasoningText(thought)
         if text := delta.get("content") or delta.get("text"):
+            if not isinstance(text, str):
+                raise TypeError("its content is not text")
             for channel, piece in self._splitter.push(text):
                 yield ReasoningText(piece) if channel == "reasoning" else piece
         for part in delta.get("tool_calls") or ():
@@ -394,7 +399,7 @@ class AnswerReader:
     def _add(self, part: Mapping[str, Any]) -> Iterator[Delta]:
         """Add a part of a call. Some APIs number all calls 0 and tell them apart by their ids."""
         call = self._call
-        place, id = part.get("index", 0), part.get("id") or ""
+        place, id = part.get("index", 0), str(part.get("id") or "")
         if call is None or place != call["index"] or (id and call["id"] and id != call["id"]):
             yield from self._whole_call()
             call = self._call = {"index": place, "id": "", "name": "", "arguments": ""}

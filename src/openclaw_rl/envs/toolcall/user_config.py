@@ -4,7 +4,6 @@ Every mistake in the file raises ConfigError with one sentence that names the to
 """
 
 import inspect
-import ipaddress
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from openclaw_rl.config.options import ConfigError, read_text
+from openclaw_rl.http_client import is_loopback
 from openclaw_rl.lab.schema import check_schema
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import missing_fences
@@ -185,15 +185,8 @@ def _check_address(address: str, allow_remote: bool, place: str) -> None:
         raise ConfigError(f"{place}: its address must not contain a user name or a password.")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{place}: {address} is not an http address.")
-    if not allow_remote and not _is_loopback(parts.hostname):
+    if not allow_remote and not is_loopback(address):
         raise ConfigError(f"{place}: {parts.hostname} is another machine; add allow_remote: true to allow it.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _checked_command(tool: ToolDefinition, folder: Path, place: str) -> ToolDefinition:

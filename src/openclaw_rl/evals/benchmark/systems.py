@@ -264,7 +264,7 @@ class BaselineSystem:
                 first = 0
             own = keys[first : first + people]
             chats = [
-                await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire, local=True))
+                await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire))
                 for key in own
             ]
 

@@ -155,7 +155,7 @@ async def measure_all(
 
         async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
             async with contextlib.AsyncExitStack() as stack:
-                chats = [Chat(server.url, key=keys[owner(wish, person)], local=True) for person in PEOPLE]
+                chats = [Chat(server.url, key=keys[owner(wish, person)]) for person in PEOPLE]
                 people = [await stack.enter_async_context(chat) for chat in chats]
                 return await WishMeasurement(wish, server, dict(zip(PEOPLE, people, strict=True)), plan, advance).run()
 
@@ -179,14 +179,14 @@ async def measure_practised(
 
     async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
         advance(f"{wish.name}: starting a server")
-        async with run_server(out / wish.name, *flags) as server, Chat(server.url, local=True) as chat:
+        async with run_server(out / wish.name, *flags) as server, Chat(server.url) as chat:
             measured = WishMeasurement(wish, server, dict.fromkeys(PEOPLE, chat), plan, advance)
             await measured.teach()
             if not own:
                 return await measured.practise()
         advance(f"{wish.name}: starting a server that learns")
         learns = run_server(out / f"{wish.name}-own", *own, "--continue-from", str(out / wish.name))
-        async with learns as server, Chat(server.url, local=True) as chat:
+        async with learns as server, Chat(server.url) as chat:
             measured.move(server, chat)
             return await measured.practise()
 

@@ -55,6 +55,10 @@ ABOUT_FORM = (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION)
 T = TypeVar("T")
 
 
+#: No judge is left alone for longer, whatever it asks for.
+MAX_RETRY_AFTER = 600.0
+
+
 class JudgeError(Exception):
     """There is no verdict this time; the message says why."""
 
@@ -67,7 +71,7 @@ class JudgeDown(JudgeError):
 
     def __init__(self, reason: str, retry_after: float = 0.0, *, suspect: bool = False) -> None:
         super().__init__(reason)
-        self.retry_after, self.suspect = retry_after, suspect
+        self.retry_after, self.suspect = min(retry_after, MAX_RETRY_AFTER), suspect
 
 
 class JudgeFailed(JudgeError):
