@@ -30,6 +30,7 @@ def of(url: str) -> dict[str, Any]:
         ({"upstream_url": ""}, "--upstream-url"),
         ({"upstream_model": ""}, "--upstream-model"),
         ({"upstream_url": "ftp://x"}, "not a server's URL"),
+        ({"upstream_url": "http://x/v1?key=hidden"}, r"^--upstream-url http://x/v1 is not .* after \?"),
         ({"model_name": "Qwen/Qwen3-8B"}, "--model-name needs a model's weights"),
         ({"learner": "local"}, "--learner needs a model's weights"),
         ({"upstream_key": "a\nb"}, "UPSTREAM_API_KEY"),

@@ -419,17 +419,20 @@ def split_url(url: str) -> SplitResult:
         raise ValueError("its host or its port is not valid")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must begin with http:// or https:// and a host")
+    if parts.query or parts.fragment:
+        raise ValueError("what stands after ? or # would not be sent; leave it out")
     return parts
 
 
 def url_without_account(url: str) -> str:
-    """A URL for messages and logs: without a user's name and password."""
+    """A URL for messages and logs: without a user's name and password, and without a query, which may hold a key."""
     try:
         parts = split_url(url)
     except ValueError:
         # Where it is not known which part is the password, everything before the last @ goes.
         scheme, slashes, _ = url.rpartition("@")[0].partition("//")
-        return f"{scheme}{slashes}{url.rpartition('@')[2]}" if slashes else url.rpartition("@")[2]
+        shown = f"{scheme}{slashes}{url.rpartition('@')[2]}" if slashes else url.rpartition("@")[2]
+        return re.split("[?#]", shown)[0]
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
