@@ -71,7 +71,8 @@ def main() -> None:
     params.n_ctx = CONTEXT * SLOTS
     params.n_parallel = SLOTS
     params.warmup = False
-    params.cpuparams.n_threads = 2
+    # On a busy machine, two threads would wait for each other at each of a layer's parts.
+    params.cpuparams.n_threads = 1
     server = xllamacpp.Server(params)
     sys.stdout.write(f"{server.listening_address}\n")
     signal.pause()
