@@ -123,7 +123,8 @@ def test_people_may_be_told_apart_by_the_field_user(tmp_path: Path) -> None:
         given = ["--quick", "--seed", str(SEED), "--out", str(tmp_path), "--track", "two-people", "--by-user"]
         assert main(["benchmark", "--url", url, *given]) == 0
     assert means(tmp_path) == {"two-people": 1.0}
-    assert len({body["user"] for body in endpoint.bodies}) == 2
+    # The first question is nobody's.
+    assert len({body["user"] for body in endpoint.bodies[1:]}) == 2
 
 
 def test_what_an_endpoint_does_not_offer_is_said_and_not_scored(tmp_path: Path) -> None:
@@ -134,6 +135,20 @@ def test_what_an_endpoint_does_not_offer_is_said_and_not_scored(tmp_path: Path) 
     assert (two["score"], forget["score"]) == (None, None)
     assert "give a --key for each" in two["reason"]
     assert "give --forget-url" in forget["reason"]
+
+
+def test_an_endpoint_that_answers_nothing_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def say(memory: Memory, messages: list[Any], body: dict[str, Any]) -> dict[str, Any]:
+        if body["model"] == "golf":
+            raise ValueError("There is no model golf.")
+        return stubborn(memory, messages, body)
+
+    assert measure(tmp_path, ScriptedEndpoint(say), "--track", "many", "--model", "golf") == 2
+    assert "answers 400: There is no model golf." in capsys.readouterr().err
+    assert not results(tmp_path)
+    # With the right name it goes on in the same folder.
+    assert measure(tmp_path, ScriptedEndpoint(say), "--track", "many", "--model", "chess") == 0
+    assert len(results(tmp_path)) == 1
 
 
 def test_an_endpoint_that_refuses_tools_is_not_scored_on_them(tmp_path: Path) -> None:
@@ -192,7 +207,9 @@ def test_a_run_that_was_stopped_goes_on_where_it_stopped(
     assert measure(tmp_path, endpoint) == 0
     assert f"Seed {SEED}: all is measured already." in capsys.readouterr().out
     assert measure(tmp_path, endpoint, "--seed", str(SEED), "--name", "other") == 0
-    (tmp_path / f"endpoint-{SEED}.jsonl").write_text(json.dumps({**lines(tmp_path)[0], "version": "0"}) + "\n")
+    head, *others = lines(tmp_path)
+    older = [{**head, "version": "0"}, *others]
+    (tmp_path / f"endpoint-{SEED}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in older))
     assert measure(tmp_path, endpoint) == 2
     assert "has results of another version" in capsys.readouterr().err
 
@@ -360,12 +377,9 @@ def test_baselines_are_measured_with_servers_of_their_own(tiny_model: Path, tmp_
     given = ["--quick", "--seed", str(SEED), "--at-once", "2", "--out", str(tmp_path), "--model-name", str(tiny_model)]
     names, chosen = "bare,history,notes", "wishes,two-people,forget"
     assert main(["benchmark", "--baseline", names, "--track", chosen, *given]) == 0
-    # These train, one of them practises, and each has a server for each item.
+    # These train, and one of them practises.
     assert main(["benchmark", "--baseline", "practice,team", "--track", "forget", *given, "--", "--no-guard"]) == 0
-    assert main(["benchmark", "--baseline", "combine", "--track", "many", *given]) == 0
     found = {one.system: one for one in load_results(tmp_path)}
-    (combined,) = found.pop("combine").lines
-    assert combined["steps"] >= 1
     assert list(found) == ["bare", "history", "notes", "practice", "team"]
     for name, one in found.items():
         assert len(one.lines) == (1 if name in ("practice", "team") else 4), name
@@ -381,3 +395,20 @@ def test_baselines_are_measured_with_servers_of_their_own(tiny_model: Path, tmp_
     wishes = [line for line in found["notes"].lines if line["track"] == "wishes"]
     assert all("unaided" in line["parts"] for line in wishes)
     assert any(line["facts"]["carried_tokens"] for line in wishes)
+
+
+@pytest.mark.more
+def test_people_on_one_server_are_trained_apart_unless_they_are_measured_together(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    given = ["--quick", "--seed", str(SEED), "--at-once", "1", "--out", str(tmp_path), "--model-name", str(tiny_model)]
+    assert main(["benchmark", "--baseline", "combine", "--track", "many,two-people,forget", *given]) == 0
+    ((many, two, forget),) = (one.lines for one in load_results(tmp_path))
+    assert many["steps"] >= 1
+    assert two["steps"] >= 1
+    # What was trained for the person who is forgotten is gone, and nothing of what the other one has.
+    assert forget["steps"] == 0
+    assert all(line["score"] for line in (many, two, forget))
+    folders = list((tmp_path / "servers" / f"combine-{SEED}").iterdir())
+    lines = [sorted(path.name for path in (folder / "lines").glob("*")) for folder in folders]
+    assert sorted(map(len, lines)) == [0, 1]

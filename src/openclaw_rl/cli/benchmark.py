@@ -45,6 +45,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--at-once", type=positive, help="items measured at the same time (default: 4; 1 with baselines that train)"
     )
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        metavar="SECONDS",
+        help="how long `practice` may practise before each examination (default: 900; 30 with --quick)",
+    )
     parser.add_argument("--out", type=Path, help="the folder of the results; one that has some is continued")
     add_endpoint_flags(parser.add_argument_group("How the endpoint is asked"))
     parser.add_argument(

@@ -50,7 +50,7 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     at_once = options.at_once or usual_at_once(options.baselines)
     parts: list[BenchmarkPart] = []
     for number in range(first, first + options.seeds):
-        plan = BenchmarkPlan(tracks, number, options.quick)
+        plan = BenchmarkPlan(tracks, number, options.quick, options.quiet)
         for system in systems(machine, options, out, number, teaching):
             log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))
             parts.append(BenchmarkPart(system, plan, log))

@@ -8,7 +8,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from openclaw_rl.evals.benchmark.systems import NotOffered, System
 from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Scored, Size, TrackItem
 from openclaw_rl.evals.demo import commit
 from openclaw_rl.evals.scores import run_concurrently
+from openclaw_rl.lab.commands import write_text
 from openclaw_rl.lab.statistics import Marks, proportion_of_trials
 from openclaw_rl.lab.tasks import read_json_lines
 
@@ -36,10 +37,13 @@ class BenchmarkPlan:
     tracks: Sequence[str]
     seed: int
     quick: bool
+    quiet: float | None = None
+    """How long nobody talks to an endpoint before it is examined; None: as long as its size says."""
 
     @property
     def size(self) -> Size:
-        return QUICK if self.quick else FULL
+        size = QUICK if self.quick else FULL
+        return size if self.quiet is None else replace(size, quiet_seconds=self.quiet)
 
     def items(self) -> list[tuple[int, TrackItem]]:
         """The items of the chosen tracks, each with the number of its first person among those of all tracks."""
@@ -59,12 +63,12 @@ class ResultLog:
         """Raises UserError if there is a file of something else."""
         self.path, self.head = path, head
         lines = [line for _, line in read_json_lines(path, "--out")] if path.exists() else []
-        if lines and any(lines[0].get(name) != head[name] for name in FIXED):
-            differs = next(name for name in FIXED if lines[0].get(name) != head[name])
-            raise UserError(f"{path} has results of another {differs}, {lines[0].get(differs)}: give another --out.")
-        if not lines:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if not any("track" in line for line in lines):
+            write_text(path, "")
             self.write(head)
+            lines = []
+        elif differs := next((name for name in FIXED if lines[0].get(name) != head[name]), ""):
+            raise UserError(f"{path} has results of another {differs}, {lines[0].get(differs)}: give another --out.")
         self._begun = [tuple(line["begun"]) for line in lines if "begun" in line]
         self.done = {(line["track"], line["item"]) for line in lines if "track" in line}
 
@@ -85,6 +89,7 @@ def head_of(system: System, plan: BenchmarkPlan) -> dict[str, Any]:
         "system": system.name,
         "seed": plan.seed,
         "quick": plan.quick,
+        "quiet": plan.size.quiet_seconds,
         "version": __version__,
         "commit": commit(),
         "began": round(time.time()),
@@ -111,20 +116,25 @@ class BenchmarkPart:
     def __init__(self, system: System, plan: BenchmarkPlan, log: ResultLog) -> None:
         self.system, self.plan, self.log = system, plan, log
         self.left = [(first, item) for first, item in plan.items() if item.key not in log.done]
+        self._people = max((first + item.people for first, item in self.left), default=0)
         self._unfinished = len(self.left)
+        self.under_way = 0
+        """Items that need a server each now."""
         self._started = contextlib.AsyncExitStack()
         self._starting: asyncio.Task[None] | None = None
 
     async def measure(self, first: int, item: TrackItem) -> str:
         """Measure an item; what it has shown, in words. Raises ServerError, ServerFailed, or a group of them."""
+        self.under_way += self.system.one_per_server
         if self._starting is None:
-            people = max(first + item.people for first, item in self.left)
-            self._starting = asyncio.create_task(self._started.enter_async_context(self.system.started(people)))
+            started = self.system.started(self._people)
+            self._starting = asyncio.create_task(self._started.enter_async_context(started))
         await asyncio.shield(self._starting)
         times = self.log.begin(item)
         line = await measured(self.system, first, item, self.plan.size.longest)
         self.log.write({"track": item.track, "item": item.name, **line, "begun_times": times})
         self._unfinished -= 1
+        self.under_way -= self.system.one_per_server
         if not self._unfinished:
             await self.close()
         return f"{self.system.name}, seed {self.plan.seed}: {item.track}, {item.name}: {in_words(line)}"
@@ -139,15 +149,14 @@ class BenchmarkPart:
 
 async def measure_all(parts: Sequence[BenchmarkPart], at_once: int, say: Callable[[str], None]) -> None:
     """Measure what is not done yet, `at_once` items at a time. Raises ServerError, ServerFailed, or a group of them."""
-    left = [(part, first, item) for part in parts for first, item in part.left]
-    pace = Pace(len(left))
+    pace = Pace(sum(len(part.left) for part in parts))
     workers = 1 if any(part.system.one_at_a_time for part in parts) else at_once
 
     async def work(_: int) -> None:
         # Taken from what is left, so that no item begins after another has failed.
-        while left:
-            part, first, item = left.pop(0)
-            said = await part.measure(first, item)
+        while left := [part for part in parts if part.left]:
+            part = min(left, key=lambda one: one.under_way)
+            said = await part.measure(*part.left.pop(0))
             say(f"{said} ({pace.after_one()})")
 
     async with contextlib.AsyncExitStack() as stack:

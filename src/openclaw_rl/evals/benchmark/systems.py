@@ -15,7 +15,7 @@ from openclaw_rl.client import ApiClient, probe
 from openclaw_rl.config.general import PERSONAL, TEAM
 from openclaw_rl.evals.arguments import Machine
 from openclaw_rl.evals.benchmark.person import OrdinaryChat, PastingChat
-from openclaw_rl.evals.chat import TIMEOUT_SECONDS
+from openclaw_rl.evals.chat import MIN_OUTPUT_TOKENS, TIMEOUT_SECONDS, Chat
 from openclaw_rl.evals.trial import is_learning
 from openclaw_rl.evals.wishes.measurement import JUDGE_SECONDS, practised
 from openclaw_rl.http_client import url_without_account
@@ -31,6 +31,8 @@ from openclaw_rl.lab.server import (
 
 #: How long a server of this package may take to learn from what was said.
 LEARN_SECONDS = 120.0
+#: How long an endpoint may take for its first answer: it may load its model first.
+FIRST_SECONDS = 120.0
 #: The header with which a server of this package answers without what it was told.
 WITHOUT_NOTES = {"X-Notes": "off"}
 #: The owner who operates a server that several people use.
@@ -68,6 +70,11 @@ class System(Protocol):
     @property
     def one_at_a_time(self) -> bool:
         """Whether items would disturb each other, because they are the same person to it."""
+        ...
+
+    @property
+    def one_per_server(self) -> bool:
+        """Whether each item at the same time needs a server of its own, so that few should be measured at once."""
         ...
 
     @property
@@ -122,6 +129,7 @@ class EndpointSystem:
     name: str = "endpoint"
     _said: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     """What each person has said in all items."""
+    one_per_server = False
 
     @property
     def one_at_a_time(self) -> bool:
@@ -134,6 +142,10 @@ class EndpointSystem:
 
     @contextlib.asynccontextmanager
     async def started(self, people: int) -> AsyncIterator[None]:
+        """Raises ServerError if it does not answer a first question: nothing else would have a score either."""
+        for key in self.keys:
+            async with Chat(self.url, model=self.model, key=key, wire=self.wire, timeout=FIRST_SECONDS) as chat:
+                await chat.ask([{"role": "user", "content": "Hello!"}], max_tokens=MIN_OUTPUT_TOKENS)
         yield
 
     @contextlib.asynccontextmanager
@@ -188,7 +200,7 @@ class BaselineKind:
     about: str
     flags: tuple[str, ...]
     trains: bool = False
-    """Then every item has a server of its own, because what is learned reaches everybody."""
+    """Then a server has one item at a time: what one person teaches must not wait for another's steps."""
     practises: bool = False
     notes: bool = False
     forgets: bool = True
@@ -196,7 +208,7 @@ class BaselineKind:
 
 
 _BARE = ("--no-capture", "--no-notes", "--max-steps", "0")
-_PRESET = ("--preset", PERSONAL)
+_PRESET, _TEAM = ("--preset", PERSONAL), ("--preset", TEAM)
 #: Items have few sessions, so a step is made for every second judged turn. The preset waits for eight that differ.
 #: The guard is off: on a CPU it examines each policy longer than an item takes.
 _TRAINING = (*_PRESET, "--no-notes", "--no-guard", "--batch-size", "2", "--baseline", "none", "--method")
@@ -205,17 +217,31 @@ BASELINES = {
     "history": BaselineKind("all that was said before in its prompt", _BARE, chat=PastingChat),
     "notes": BaselineKind("notes and examples, without training", (*_PRESET, "--max-steps", "0"), notes=True),
     "preset": BaselineKind("notes and training, as make run has", _PRESET, trains=True, notes=True),
-    "team": BaselineKind("the same, a policy for each person", ("--preset", TEAM), trains=True, notes=True),
+    "team": BaselineKind("the same, a policy for each person", _TEAM, trains=True, notes=True),
     "practice": BaselineKind("the same, notes practised at once", _PRESET, trains=True, practises=True, notes=True),
     "combine": BaselineKind("training alone: scores and hints", (*_TRAINING, "combine"), trains=True),
     "topk-select": BaselineKind("training alone: top-k selection", (*_TRAINING, "topk-select"), trains=True),
 }
 #: Options of every server that is started.
 SERVER_FLAGS = ("--proxy-host", "127.0.0.1", "--kv-cache-gib", "1")
+#: With it, people on one server learn as if each had a server of their own.
+SEPARATE = "--policy-per-user"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server with the names and keys of its people."""
+
+    server: RunningServer
+    keys: Mapping[str, str]
 
 
 class BaselineSystem:
-    """A baseline: one server for all items, or one for each if it trains."""
+    """A baseline. Its server has all items, each with people of its own.
+
+    If it trains, each person has a policy of their own there, and it has one item at a time: there are as many servers
+    as items at once. People whose answers are compared share the policy of another server, except in `team`.
+    """
 
     one_at_a_time = False
 
@@ -228,7 +254,13 @@ class BaselineSystem:
         model = ("--model-name", machine.model_name) if machine.model_name else ()
         fixed = (*machine.flags, *SERVER_FLAGS, *self._baseline.flags)
         self._flags = (*fixed, *model, *server)
-        self._shared: tuple[RunningServer, list[str]] | None = None
+        self._people = 0
+        self._servers = contextlib.AsyncExitStack()
+        self._free: list[Place] = []
+
+    @property
+    def one_per_server(self) -> bool:
+        return self._baseline.trains
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -236,33 +268,44 @@ class BaselineSystem:
 
     @contextlib.asynccontextmanager
     async def started(self, people: int) -> AsyncIterator[None]:
-        if self._baseline.trains:
-            yield
-            return
-        async with self._server("server", people) as self._shared:
+        async with self._servers:
+            self._people = people
+            if not self.one_per_server:
+                self._free = [await self._servers.enter_async_context(self._server(range(people)))]
             yield
 
     @contextlib.asynccontextmanager
-    async def _server(self, name: str, people: int) -> AsyncIterator[tuple[RunningServer, list[str]]]:
-        """A new server and the keys of its people: one from before a run was stopped knows half of an item already."""
-        run_dir = self._folder / f"{name}-{secrets.token_hex(3)}"
-        # Whoever has the first key operates the server and sees all policies. Where one person shares the only policy
-        # with nobody, there must be no second owner: it is trained on what all have in common.
-        watched = people > 1 or TEAM in self._baseline.flags
-        keys = {name: secrets.token_hex(16) for name in [WATCHER] * watched + [*map(person_name, range(people))]}
+    async def _server(self, people: Sequence[int], *flags: str) -> AsyncIterator[Place]:
+        """A new server: one from before a run was stopped knows half of an item already."""
+        # Whoever has the first key operates the server and sees all policies.
+        keys = {name: secrets.token_hex(16) for name in (WATCHER, *map(person_name, people))}
         given = ",".join(f"{name}={key}" for name, key in keys.items())
-        async with run_server(run_dir, *self._flags, "--api-key", given) as server:
-            yield server, [key for name, key in keys.items() if name != WATCHER]
+        run_dir = self._folder / secrets.token_hex(3)
+        async with run_server(run_dir, *self._flags, *flags, "--api-key", given, key=keys[WATCHER]) as server:
+            yield Place(server, keys)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, people: Sequence[int]) -> AsyncIterator[Place]:
+        """Where these people are measured."""
+        if not self.one_per_server:
+            yield self._free[0]
+        elif len(people) > 1 and self._baseline.flags != _TEAM:
+            async with self._server(people) as place:
+                yield place
+        else:
+            everybody = self._server(range(self._people), SEPARATE)
+            place = self._free.pop() if self._free else await self._servers.enter_async_context(everybody)
+            try:
+                yield place
+            finally:
+                self._free.append(place)
 
     @contextlib.asynccontextmanager
     async def venue(self, item: str, first: int, people: int) -> AsyncIterator[Venue]:
-        async with contextlib.AsyncExitStack() as stack:
-            if self._shared:
-                server, keys = self._shared
-            else:
-                server, keys = await stack.enter_async_context(self._server(item, people))
-                first = 0
-            own = keys[first : first + people]
+        numbers = range(first, first + people)
+        async with self._place(numbers) as place, contextlib.AsyncExitStack() as stack:
+            server, names = place.server, [*map(person_name, numbers)]
+            own = [place.keys[name] for name in names]
             chats = [
                 await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire))
                 for key in own
@@ -272,13 +315,13 @@ class BaselineSystem:
                 await have_settled(server.url, own)
 
             async def practise(seconds: float) -> None:
-                async for _ in practised(server.run_dir, seconds):
+                async for _ in practised(server.run_dir, seconds, names):
                     pass
 
             async def forget(number: int) -> None:
                 await chats[number].forget()
                 if self._baseline.chat is OrdinaryChat:
-                    await forget_person(server, person_name(first + number), own[number])
+                    await forget_person(server, names[number])
 
             bare = WITHOUT_NOTES if self._baseline.notes else None
             waits = settle if self._baseline.flags != _BARE else nothing
@@ -291,9 +334,10 @@ def person_name(number: int) -> str:
     return f"person-{number}"
 
 
-async def forget_person(server: RunningServer, name: str, key: str) -> None:
-    """Delete all that somebody said, and what was trained on it, as an owner would. Raises ServerFailed."""
-    words = ["forget", "--run-dir", str(server.run_dir), "--user", name, "--retrain", "--api-key", f"{name}={key}"]
+async def forget_person(server: RunningServer, name: str) -> None:
+    """Delete all that somebody said, and what was trained on it, as an operator would. Raises ServerFailed."""
+    operator = f"{WATCHER}={server.key}"
+    words = ["forget", "--run-dir", str(server.run_dir), "--user", name, "--retrain", "--api-key", operator]
     with (server.run_dir / LOG).open("ab") as log:
         process = await start_process(sys.executable, "-m", "openclaw_rl", *words, stdout=log, stderr=log)
         if await process.wait():

@@ -80,7 +80,7 @@ QUICK = Size(
     alone=PEOPLE[:1],
     turns=1,
     longest=64,
-    quiet_seconds=90.0,
+    quiet_seconds=30.0,
 )
 
 

@@ -6,7 +6,7 @@ People who have nothing to do with each other are different owners on the server
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -231,11 +231,17 @@ def taught_questions(wish: EvalWish, seed: int) -> list[EvalQuestion]:
     return cycled(wish.questions("train", seed)[: len(wish.corrections)], 0, MAX_TEACHING_SESSIONS)
 
 
-async def practised(run_dir: Path, seconds: float) -> AsyncIterator[list[Practice]]:
-    """Ask a server to practise all notes, and tell how far it is until it has ended; after `seconds` it is stopped."""
+async def practised(
+    run_dir: Path, seconds: float, owners: Collection[str] | None = None
+) -> AsyncIterator[list[Practice]]:
+    """Ask a server to practise all notes, or those of some people, and tell how far it is until it has ended.
+
+    After `seconds` it is stopped.
+    """
     with open_ledger(run_dir) as db:
         with transaction(db):
-            wanted = [practices.request(db, note.number) for note in of_owner(db)]
+            found = [note for note in of_owner(db) if owners is None or note.owner in owners]
+            wanted = [practices.request(db, note.number) for note in found]
         end = time.monotonic() + seconds
         while True:
             found = [practices.load(db, one.number) for one in wanted]
