@@ -229,7 +229,7 @@ SEPARATE = "--policy-per-user"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BaselinePlace:
     """A server with the names and keys of its people."""
 
     server: RunningServer
@@ -256,7 +256,7 @@ class BaselineSystem:
         self._flags = (*fixed, *model, *server)
         self._people = 0
         self._servers = contextlib.AsyncExitStack()
-        self._free: list[Place] = []
+        self._free: list[BaselinePlace] = []
 
     @property
     def one_per_server(self) -> bool:
@@ -275,17 +275,17 @@ class BaselineSystem:
             yield
 
     @contextlib.asynccontextmanager
-    async def _server(self, people: Sequence[int], *flags: str) -> AsyncIterator[Place]:
+    async def _server(self, people: Sequence[int], *flags: str) -> AsyncIterator[BaselinePlace]:
         """A new server: one from before a run was stopped knows half of an item already."""
         # Whoever has the first key operates the server and sees all policies.
         keys = {name: secrets.token_hex(16) for name in (WATCHER, *map(person_name, people))}
         given = ",".join(f"{name}={key}" for name, key in keys.items())
         run_dir = self._folder / secrets.token_hex(3)
         async with run_server(run_dir, *self._flags, *flags, "--api-key", given, key=keys[WATCHER]) as server:
-            yield Place(server, keys)
+            yield BaselinePlace(server, keys)
 
     @contextlib.asynccontextmanager
-    async def _place(self, people: Sequence[int]) -> AsyncIterator[Place]:
+    async def _place(self, people: Sequence[int]) -> AsyncIterator[BaselinePlace]:
         """Where these people are measured."""
         if not self.one_per_server:
             yield self._free[0]

@@ -240,8 +240,8 @@ async def practised(
     """
     with open_ledger(run_dir) as db:
         with transaction(db):
-            found = [note for note in of_owner(db) if owners is None or note.owner in owners]
-            wanted = [practices.request(db, note.number) for note in found]
+            notes = [note for note in of_owner(db) if owners is None or note.owner in owners]
+            wanted = [practices.request(db, note.number) for note in notes]
         end = time.monotonic() + seconds
         while True:
             found = [practices.load(db, one.number) for one in wanted]
