@@ -49,6 +49,12 @@ async def test_whoever_writes_most_does_not_keep_others_from_learning(team: Team
     assert team.learner.order[3:] == ["anna"] * 5
 
 
+async def test_turns_that_wait_are_counted_before_their_line_has_made_a_step(team: TeamRun) -> None:
+    await team.start(learning=False)
+    team.judged("anna", 3)
+    assert {state.line: state.samples for state in team.lines.states()} == {SHARED: 0, "anna": 3}
+
+
 async def test_more_lines_than_the_learner_holds_are_saved_before_they_make_room(tmp_path: Path) -> None:
     team = TeamRun(tmp_path / "run", most=1)
     try:

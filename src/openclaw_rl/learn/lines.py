@@ -238,9 +238,10 @@ class Lines:
         return f"{samples} of the {needed} judged turns that a step of one line needs (--batch-size)"
 
     def states(self) -> list[LineState]:
-        """Where each line stands, the shared one first."""
+        """Where each line stands that has policies or turns to learn from, the shared one first."""
         waiting = self.ledger.read(waiting_by_line)
-        return [self._state(name, waiting.get(name, (0, 0))[0]) for name in self.names()]
+        names = dict.fromkeys([*self.names(), *sorted(waiting)])
+        return [self._state(name, waiting.get(name, (0, 0))[0]) for name in names]
 
     def _state(self, name: str, waiting: int) -> LineState:
         loop = self.loops.get(name)
