@@ -148,9 +148,7 @@ async def practise_eight(seed: int, given: argparse.Namespace, measured: Measure
     keys, plan = keys_of(WISHES), ExamPlan(QUESTIONS, seed, 16)
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(run_server(folder, *options(EIGHT, seed, WISHES, given.flags)))
-        chats = {
-            name: await stack.enter_async_context(Chat(server.url, key=key)) for name, key in keys.items()
-        }
+        chats = {name: await stack.enter_async_context(Chat(server.url, key=key)) for name, key in keys.items()}
 
         async def teach(name: str) -> None:
             own = RunningServer(server.url, folder, keys[name])

@@ -32,20 +32,6 @@ def changed(model: Path, folder: Path, **changes: object) -> Path:
             {"architectures": ["MyModel"], "model_type": "mine", "auto_map": {"AutoModelForCausalLM": "mine.MyModel"}},
             r"its folder wants to run code of its own \(auto_map in config.json\), which this program never does",
         ),
-        ({"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1"}, "a state outside attention"),
-        (
-            {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
-            "a state outside attention",
-        ),
-        ({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}, "a state outside attention"),
-        (
-            {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"},
-            "a state outside attention",
-        ),
-        (
-            {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid"},
-            "a state outside attention",
-        ),
         ({"architectures": None}, "holds a model without a named family"),
         (
             {"quantization_config": {"quant_method": "hqq"}},

@@ -21,7 +21,7 @@ from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer, free_memory, kept_numbers, recomputed_layers
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
-from support.decoders import FAMILIES, TRANSFORMERS_FAMILIES, causal, core_and_more, save_random
+from support.decoders import FAMILIES, STATE_FAMILIES, TRANSFORMERS_FAMILIES, causal, core_and_more, save_random
 from support.trainers import trained_lora
 from support.training_sequences import VOCABULARY, over_alternatives, ragged, relatives, sequence
 
@@ -94,10 +94,13 @@ def test_loss_and_gradients_are_those_of_peft_with_full_logits(family: str, loss
     check_against_peft(decoder, tmp_path, loss, 1e-4)
 
 
-@pytest.mark.parametrize("family", core_and_more(TRANSFORMERS_FAMILIES, ["gpt-oss"]))
+EVERY_FAMILY = {**TRANSFORMERS_FAMILIES, **STATE_FAMILIES}
+
+
+@pytest.mark.parametrize("family", core_and_more(EVERY_FAMILY, ["gpt-oss", "lfm2"]))
 def test_gradients_through_transformers_code_are_those_of_peft(family: str, tmp_path: Path) -> None:
     """Packed with shared beginnings here, one span at a time there; in float64, except for norms of some families."""
-    save_random(TRANSFORMERS_FAMILIES[family], tmp_path / "model")
+    save_random(EVERY_FAMILY[family], tmp_path / "model")
     decoder = load_language_model(tmp_path / "model", torch.float64, CPU)
     check_against_peft(decoder, tmp_path, PolicyLoss("ppo", kl_coef=0.1), 5e-5)
 

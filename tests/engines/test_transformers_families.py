@@ -11,7 +11,15 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, OPTConfig, StableLmConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BambaConfig,
+    MambaConfig,
+    OPTConfig,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from openclaw_rl.engines.local.families import describe_family, runnable
 from openclaw_rl.engines.local.merge import merge_adapter
@@ -25,21 +33,23 @@ from openclaw_rl.engines.local.model.transformers_decoder import (
     load_transformers_decoder,
 )
 from openclaw_rl.engines.local.process.sampler_worker import Worker
-from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, PolicyLoaded, WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, PolicyLoaded, Score, WorkerOptions
+from openclaw_rl.engines.local.sampling.page_pool import PagePool
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.errors import UserError
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.models import ModelNotFound
-from openclaw_rl.types import SampledToken, Span, TrainingSequence
-from support.decoders import OTHERS, TRANSFORMERS_FAMILIES, core_and_more, save_random
+from openclaw_rl.types import SampledToken, ScoreRequest, Span, TrainingSequence
+from support.decoders import MAMBA, OTHERS, STATE_FAMILIES, TRANSFORMERS_FAMILIES, core_and_more, save_random
 from support.trainers import trained_lora
 from support.workers import ids, request, run
 
 CPU = torch.device("cpu")
 #: Their tensors have other names on disk than in memory: merging refuses that.
 RENAMED = {"gemma3-vision"}
-every_family = pytest.mark.parametrize("family", core_and_more(TRANSFORMERS_FAMILIES))
+EVERY_FAMILY = {**TRANSFORMERS_FAMILIES, **STATE_FAMILIES}
+every_family = pytest.mark.parametrize("family", core_and_more(EVERY_FAMILY))
 
 
 def make_worker(decoder: TransformersDecoder, model: Path) -> Worker:
@@ -61,7 +71,7 @@ def theirs(model: Path) -> Any:
 
 @every_family
 def test_a_served_policy_and_its_base_have_the_logprobs_of_transformers_and_peft(family: str, tmp_path: Path) -> None:
-    model = save_random(TRANSFORMERS_FAMILIES[family], tmp_path / "model")
+    model = save_random(EVERY_FAMILY[family], tmp_path / "model")
     decoder, shared = share(load_transformers_decoder(model, torch.float32, CPU))
     assert isinstance(decoder, TransformersDecoder)
     worker = make_worker(decoder, model)
@@ -100,7 +110,7 @@ def test_a_served_policy_and_its_base_have_the_logprobs_of_transformers_and_peft
 
 @every_family
 def test_an_adapter_is_saved_loaded_and_merged(family: str, tmp_path: Path) -> None:
-    model = save_random(TRANSFORMERS_FAMILIES[family], tmp_path / "model")
+    model = save_random(EVERY_FAMILY[family], tmp_path / "model")
     decoder = load_transformers_decoder(model, torch.float32, CPU)
     lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
@@ -139,6 +149,40 @@ def test_layers_that_are_computed_twice_give_the_same_gradients(gemma: Path) -> 
     for once, twice in zip(*found, strict=True):
         assert once is not None
         torch.testing.assert_close(once, twice)
+
+
+def test_a_sequence_that_has_lost_its_state_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_random(STATE_FAMILIES["lfm2"], tmp_path)
+    decoder = load_transformers_decoder(model, torch.float32, CPU)
+    prompts = [random.Random(seed).choices(range(3, 200), k=28) for seed in range(3)]
+    arrivals = [(0, Add(i, request(prompt, temperature=1.0, seed=i), 0, 0)) for i, prompt in enumerate(prompts)]
+    roomy = run(make_worker(decoder, model), list(arrivals))
+    narrow = make_worker(decoder, model)
+    narrow.scheduler.pool = PagePool(6)  # enough for the prompts, but not for the answers
+    sent_back = []
+    preempt = narrow.scheduler._preempt
+    monkeypatch.setattr(narrow.scheduler, "_preempt", lambda: (sent_back.append(1), preempt()))
+    answers = run(narrow, list(arrivals))
+    assert sent_back
+    assert {key: ids(tokens) for key, tokens in answers.items()} == {key: ids(tokens) for key, tokens in roomy.items()}
+    # Scoring reads the same text in one pass, without a state before it.
+    text = [*prompts[0], *ids(roomy[0, 0])]
+    narrow.obey(Score(9, ScoreRequest(text, len(roomy[0, 0])), 0))
+    logprobs = narrow.step().scores[9].logprobs
+    assert logprobs == pytest.approx([token.logprob for token in roomy[0, 0]], abs=1e-4)
+
+
+def test_the_text_part_of_a_model_with_a_state_and_images_is_served(tmp_path: Path) -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+    config = Qwen3_5Config(text_config=STATE_FAMILIES["qwen3.5"].to_dict(), vision_config=vision)
+    torch.manual_seed(0)
+    whole = Qwen3_5ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    decoder = load_transformers_decoder(runnable(tmp_path), torch.float32, CPU)
+    answers = run(make_worker(decoder, tmp_path), [(0, Add(0, request([5, 6, 7], temperature=1.0, seed=1), 0, 0))])
+    expected = logprobs_of(whole, [5, 6, 7], answers[0, 0])
+    assert [token.logprob for token in answers[0, 0]] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_model_whose_attention_differs_is_refused_with_the_numbers(
@@ -181,14 +225,16 @@ def test_weights_that_do_not_fit_are_refused(gemma: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (Lfm2Config(**OTHERS, layer_types=["conv", "full_attention", "conv"]), "state outside attention"),
+        (MambaConfig(**OTHERS), "cannot compute it with a state: 'MambaOutput' object has no attribute"),
+        (BambaConfig(**OTHERS, **MAMBA, attn_layer_indices=[1], mamba_d_head=32), r"differ .* by \d\.\d+ on average"),
         (OPTConfig(**OTHERS, ffn_dim=96, word_embed_proj_dim=64), "cannot be set back to Transformers' own"),
-        (StableLmConfig(**OTHERS), "attention in Transformers cannot be replaced"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_a_family_with_other_state_or_fixed_attention_is_refused(config: Any, reason: str, tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+def test_a_family_that_transformers_computes_in_another_way_is_refused(
+    config: Any, reason: str, tmp_path: Path
+) -> None:
+    save_random(config, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises((ModelNotFound, UnsupportedModel), match=reason):
         make_worker(load_transformers_decoder(runnable(tmp_path), torch.float32, CPU), tmp_path)
@@ -215,9 +261,14 @@ def test_the_context_ends_where_texts_of_a_batch_would_change_each_other(
     )
 
 
-def test_what_a_family_can_do_is_said(gemma: Path, tiny_model: Path) -> None:
+def test_what_a_family_can_do_is_said(gemma: Path, tiny_model: Path, tmp_path: Path) -> None:
     assert "LlamaForCausalLM is computed by our own decoder. It has prefix cache" in describe_family(tiny_model)
     assert "Gemma2ForCausalLM is computed by the code of Transformers" in describe_family(gemma)
+    STATE_FAMILIES["lfm2"].save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["Lfm2ForCausalLM"]}))
+    assert "keeps a state for each sequence. It is slower" in describe_family(tmp_path)
+    assert "It has --quantize; not prefix cache, packed training" in describe_family(tmp_path)
 
 
 def test_an_adapter_of_another_model_is_refused(gemma: Path, tmp_path: Path) -> None:

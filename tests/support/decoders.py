@@ -17,6 +17,7 @@ from transformers import (
     DeepseekV3Config,
     Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -27,8 +28,11 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     HeliumConfig,
     HunYuanDenseV1Config,
+    JambaConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     Ministral3Config,
@@ -44,10 +48,13 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
+    StableLmConfig,
     Starcoder2Config,
 )
 
@@ -103,7 +110,7 @@ BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
 
-#: Families that Transformers' modelling code computes.
+#: Families that Transformers' modelling code computes with our attention.
 TRANSFORMERS_FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma2": Gemma2Config(
         **HEADS, **WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
@@ -177,8 +184,40 @@ TRANSFORMERS_FAMILIES: dict[str, PreTrainedConfig] = {
     "gpt-neox": GPTNeoXConfig(**OTHERS),
 }
 
-#: Between them: windows, soft caps, sinks and experts.
-CORE = ("gemma2", "gpt-oss")
+LINEAR: dict[str, Any] = {
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+
+#: Families for which Transformers keeps a state for each sequence: outside attention, or because attention is its own.
+STATE_FAMILIES: dict[str, PreTrainedConfig] = {
+    "lfm2": Lfm2Config(**OTHERS, layer_types=["conv", "full_attention", "conv"]),
+    "qwen3.5": Qwen3_5TextConfig(**HEADS, **LINEAR),
+    "qwen3-next": Qwen3NextConfig(**HEADS, **LINEAR, **EXPERTS, num_experts=4, shared_expert_intermediate_size=32),
+    "falcon-h1": FalconH1Config(**HEADS, **MAMBA, mamba_d_ssm=64, mamba_d_head=16),
+    "granite-hybrid": GraniteMoeHybridConfig(
+        **OTHERS,
+        **MAMBA,
+        mamba_d_head=32,
+        layer_types=["mamba", "attention", "mamba"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+    ),
+    "jamba": JambaConfig(
+        **OTHERS,
+        num_experts=2,
+        num_experts_per_tok=1,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+    ),
+    "stablelm": StableLmConfig(**OTHERS),
+}
+
+#: Between them: windows, soft caps, sinks, experts and states.
+CORE = ("gemma2", "gpt-oss", "lfm2")
 
 
 def core_and_more(families: Iterable[str], core: Sequence[str] = CORE) -> list[Any]:

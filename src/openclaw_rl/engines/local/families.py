@@ -1,8 +1,9 @@
 """Which models the local engine can run. Other engines may run others."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from openclaw_rl.engines.memory import BITS
 from openclaw_rl.models import ModelNotFound, complete, read_json_object
@@ -41,6 +42,9 @@ SUPPORTED_FAMILIES = {
 
 #: Layers that attend, or that are computed as if they did. The others have a state outside attention.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+_IN_ATTENTION = re.compile(r".*\.\w*(attn|attention)\w*\..*")
+#: PEFT refuses adapters on a linear module of this name, which kernels for Mamba read past it.
+_NOT_BY_PEFT = {("falcon_h1", "out_proj"), ("nemotron_h", "out_proj")}
 
 
 def has_own_decoder(config: Mapping[str, object]) -> bool:
@@ -96,26 +100,45 @@ def stored_bits(config: Mapping[str, object]) -> int:
     return BITS["8bit"] if settings.get("load_in_8bit") else 0
 
 
-def why_not_by_transformers(config: Mapping[str, object]) -> str:
-    """Why Transformers' modelling code cannot compute the model with our attention; empty if it can, as far as the
-    configuration tells."""
+def model_class(config: Mapping[str, object]) -> Any:
+    """The language model that Transformers has for a config.json; None if it has none."""
     # Importing Transformers takes seconds.
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    family = family_of(config)
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")))
-    model = getattr(transformers, str(known), None)
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")), "")
+    # Some models that see images have a language model of its own name for their text part.
+    stems = {
+        name.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration") for name in (known, family_of(config))
+    }
+    return getattr(transformers, known, None) if len(stems) == 1 else None
+
+
+def is_adapted(model: Any, path: str, *, has_experts: bool) -> bool:
+    """Whether a linear module of the layers may have an adapter: in a mixture of experts, if it is of attention."""
+    kind = model.config.get_text_config().model_type
+    refused = (kind, path.rpartition(".")[2]) in _NOT_BY_PEFT
+    return not refused and (not has_experts or _IN_ATTENTION.fullmatch(f"{path}.") is not None)
+
+
+def keeps_state(config: Mapping[str, object]) -> bool:
+    """Whether Transformers keeps a state for each sequence: the model has some outside attention, or its attention
+    cannot be replaced by ours. Then sequences share nothing."""
+    model = model_class(config)
     text = config.get("text_config")
     kinds = (text if isinstance(text, dict) else config).get("layer_types")
-    if getattr(model, "_is_stateful", False) or (isinstance(kinds, list) and not ATTENDING.issuperset(kinds)):
-        return "some of its layers have a state outside attention"
-    if known != family:
+    has_other_layers = isinstance(kinds, list) and not ATTENDING.issuperset(kinds)
+    return has_other_layers or model._is_stateful or not model._supports_attention_backend
+
+
+def why_not_by_transformers(config: Mapping[str, object]) -> str:
+    """Why Transformers' modelling code cannot compute the model; empty if it can, as far as the configuration tells."""
+    if model_class(config) is None:
+        import transformers
+
         if config.get("auto_map"):
             return "its folder wants to run code of its own (auto_map in config.json), which this program never does"
         return f"Transformers {transformers.__version__} has no language model of this name and model_type"
-    if not getattr(model, "_supports_attention_backend", False):
-        return "its attention in Transformers cannot be replaced by ours (_supports_attention_backend)"
     return ""
 
 
@@ -135,14 +158,18 @@ def describe_weights(config: Mapping[str, object]) -> str:
 
 
 def describe_computation(config: Mapping[str, object]) -> str:
-    everywhere = "prefix cache, packed training, shared beginnings, several adapters in a batch, --quantize"
+    shared = "prefix cache, packed training, shared beginnings, several adapters in a batch"
+    everywhere = f"{shared}, --quantize"
     here = "CUDA graphs, --lora-rank 0, --shard-weights"
     if has_own_decoder(config):
         return f"{family_of(config)} is computed by our own decoder. It has {everywhere}, {here}."
     import transformers
 
-    return (
-        f"{family_of(config)} is computed by the code of Transformers {transformers.__version__} with our attention. "
-        f"It has {everywhere}; not {here}. Adapters: on all linear modules, in a mixture of experts on those of "
-        "attention."
-    )
+    computed = f"{family_of(config)} is computed by the code of Transformers {transformers.__version__}"
+    adapters = "Adapters: on all linear modules, in a mixture of experts on those of attention."
+    if keeps_state(config):
+        return (
+            f"{computed}, which keeps a state for each sequence. It is slower: sequences are computed one after "
+            f"another, and each reads its whole text. It has --quantize; not {shared}, {here}. {adapters}"
+        )
+    return f"{computed} with our attention. It has {everywhere}; not {here}. {adapters}"

@@ -1,21 +1,18 @@
 """The sizes of a model of any family that Transformers computes, from its config.json alone."""
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.local.families import has_own_decoder, stored_bits
+from openclaw_rl.engines.local.families import ATTENDING, has_own_decoder, is_adapted, stored_bits
 from openclaw_rl.engines.memory import ModelSize, read_size
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.models import read_json_object
 
 log = logging.getLogger(__name__)
-
-_ATTENTION = re.compile(r".*\.\w*(attn|attention)\w*\..*")
 
 
 def size_of_model(config: Mapping[str, Any]) -> ModelSize | None:
@@ -26,7 +23,7 @@ def size_of_model(config: Mapping[str, Any]) -> ModelSize | None:
     import torch
     import transformers
 
-    settings = {name: value for name, value in config.items() if name != "quantization_config"}
+    settings = {name: with_floats(value) for name, value in config.items() if name != "quantization_config"}
     try:
         with torch.device("meta"):
             make: Any = transformers.AutoModelForCausalLM.from_config
@@ -35,6 +32,13 @@ def size_of_model(config: Mapping[str, Any]) -> ModelSize | None:
     except Exception as error:  # noqa: BLE001 - Transformers raises errors of many types for what it does not know
         log.debug("the sizes cannot be computed: %s", error)
         return None
+
+
+def with_floats(value: Any) -> Any:
+    """A value of a config.json as Transformers reads it: numbers that JSON does not have are objects there."""
+    if isinstance(value, list):
+        return [with_floats(one) for one in value]
+    return float(value["__float__"]) if isinstance(value, dict) and list(value) == ["__float__"] else value
 
 
 def adaptable_names(folder: Path) -> tuple[str, ...]:
@@ -56,8 +60,7 @@ def size_of_modules(model: Any, bits: int) -> ModelSize:
     adaptable: Counter[str] = Counter()
     for path, weight in weights.items():
         module = path.removesuffix(".weight")
-        # In a mixture of experts, adapters are on attention.
-        if module != path and (not has_experts or _ATTENTION.fullmatch(path)) and "vision" not in path:
+        if module != path and "vision" not in path and is_adapted(model, module, has_experts=has_experts):
             adaptable[module.rpartition(".")[2]] += sum(weight.shape)
     everything = sum(parameter.numel() for parameter in model.parameters())
     config = model.config.get_text_config().to_dict()
@@ -65,10 +68,16 @@ def size_of_modules(model: Any, bits: int) -> ModelSize:
         matrices=Counter(tuple(weight.shape) for weight in weights.values()),
         others=everything - sum(weight.numel() for weight in weights.values()),
         adaptable=adaptable,
-        cached=2 * config["num_hidden_layers"] * keys_in_layer(config),
+        cached=2 * attending_layers(model.config.get_text_config()) * keys_in_layer(config),
         max_context=config["max_position_embeddings"],
         bits=bits,
     )
+
+
+def attending_layers(config: Any) -> int:
+    """How many layers have keys and values; those called hybrid have another state beside them."""
+    kinds = getattr(config, "layer_types", None) or ["hybrid"] * config.num_hidden_layers
+    return sum(kind in ATTENDING or kind.startswith("hybrid") for kind in kinds)
 
 
 def keys_in_layer(config: Mapping[str, Any]) -> int:

@@ -79,6 +79,8 @@ class LanguageModel(ABC):
     """
 
     shape: Sizes
+    mixes_sequences = True
+    """Whether a run may mix sequences. If not, it is all of one sequence, or what follows a state of it."""
     embed: Tensor
     """Its device and precision are those of all weights."""
 

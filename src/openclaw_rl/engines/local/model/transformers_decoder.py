@@ -4,8 +4,10 @@ Transformers' modelling code computes everything but attention, which is ours: i
 of attention functions and asks the pass that is running. Adapters are added by hooks on the linear modules.
 
 One forward pass at the start finds out what no configuration says: which modules attend, with heads of which size, and
-which linear modules are called once per layer. Families with state outside attention are refused, because a shared
-prefix or a packed batch would be computed wrongly.
+which linear modules are called once per layer.
+
+Families with state outside attention, or with attention that cannot be replaced, are computed by Transformers alone,
+one sequence at a time: it keeps a state for each. A shared prefix or a packed batch would be computed wrongly.
 """
 
 import pickle
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from openclaw_rl.engines.local.families import has_own_decoder
+from openclaw_rl.engines.local.families import has_own_decoder, keeps_state
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
 from openclaw_rl.engines.local.model.decoder import TensorFiles, load_decoder
 from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel
@@ -29,9 +31,11 @@ from openclaw_rl.engines.local.model.model_config import MAX_REASON_CHARACTERS, 
 from openclaw_rl.engines.local.model.quantised_modules import CODES, QuantisedWeight, make_room, quantise_modules
 from openclaw_rl.engines.local.model.transformers_sizes import (
     AttentionProbe,
+    StateSize,
     TransformersSizes,
     layer_prefix,
     sizes_of,
+    sizes_with_state,
 )
 from openclaw_rl.engines.memory import BITS
 from openclaw_rl.models import read_json_object
@@ -121,6 +125,10 @@ class TransformersDecoder(LanguageModel):
         return type(self), (self.shape, self.config, self.names, self.tensors)
 
     @property
+    def mixes_sequences(self) -> bool:  # type: ignore[override]
+        return self.shape.state is None
+
+    @property
     def activation_dtype(self) -> torch.dtype:
         return self.embed.dtype
 
@@ -136,9 +144,17 @@ class TransformersDecoder(LanguageModel):
         if self.has_quantised_experts:
             # Autograd keeps what an expert's weight was decoded to, until the backward pass of the layer.
             recomputed = self.shape.layers
+        # Where Transformers keeps the state, it knows the positions.
+        given = {"position_ids": positions[None]} if self.mixes_sequences else {}
         with running(Pass(attend, adapt, recomputed)):
-            hidden: Tensor = base(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0]
+            hidden: Tensor = base(input_ids=ids[None], use_cache=False, **given)[0]
         return hidden[0]
+
+    def advance(self, ids: Tensor, state: Any, adapt: Adapt | None) -> tuple[Tensor, Any]:
+        """Final hidden states of all tokens of a sequence, or of the one after a state; and the state after it."""
+        with running(Pass(attend_alone, adapt)):
+            result = base_of(self.model)(input_ids=ids[None], past_key_values=state, use_cache=True)
+        return result[0][0], result.past_key_values
 
     def logits(self, hidden: Tensor) -> Tensor:
         model = self.model
@@ -151,6 +167,8 @@ class TransformersDecoder(LanguageModel):
 
     def eager_logits(self, ids: Tensor) -> Tensor:
         """As Transformers computes them by itself, for a comparison."""
+        if not self.mixes_sequences:
+            return self.model(input_ids=ids[None], use_cache=False).logits[0].float()  # type: ignore[no-any-return]
         self.model.set_attn_implementation("eager")
         try:
             logits: Tensor = self.model(input_ids=ids[None], use_cache=False).logits[0]
@@ -166,7 +184,12 @@ class TransformersDecoder(LanguageModel):
     def model(self) -> Any:
         """Transformers' modules, with our weights, attention and hooks."""
         with torch.device("meta"):
-            model = new_model(pickle.loads(self.config), self.activation_dtype, one_by_one=self.has_quantised_experts)
+            model = new_model(
+                pickle.loads(self.config),
+                self.activation_dtype,
+                one_by_one=self.has_quantised_experts,
+                attention=ATTENTION if self.mixes_sequences else None,
+            )
         make_room(model, (name for name, _ in self.names), self.activation_dtype)
         for name, index in self.names:
             put(model, name, self.tensors[index])
@@ -189,9 +212,7 @@ class TransformersDecoder(LanguageModel):
         for adaptable in self.shape.adaptable:
             for layer, path in adaptable.paths.items():
                 modules[path].register_forward_hook(partial(add_adapters, layer, adaptable.projection))
-                prefix = layer_prefix(path, layer)
-                assert prefix is not None
-                layers[layer] = modules[prefix]
+                layers[layer] = modules[layer_prefix(path)]
         for layer, module in layers.items():
             compute: Any = module
             compute.forward = partial(maybe_twice, layer, module.forward)
@@ -233,12 +254,13 @@ def load_transformers_decoder(
     logs.disable_progress_bar()
     register_attention()
     files = TensorFiles(folder, dtype, CPU, bits)
+    with_state = keeps_state(read_json_object(folder / "config.json"))
     try:
         loaded: Any = read_model(
             folder,
             files,
             dtype=dtype,
-            attn_implementation=ATTENTION,
+            attn_implementation=None if with_state else ATTENTION,
             experts_implementation=experts_for(dtype, one_by_one=bool(bits)),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -256,12 +278,13 @@ def load_transformers_decoder(
     if wrong := sorted(report["mismatched_keys"]):
         raise UnsupportedModel(f"the checkpoint's tensor {wrong[0][0]} has another size than config.json says")
     quantise_modules(model.requires_grad_(False).eval(), files.bits_of, files.all_digits, dtype, device)
-    return decoder_of(model.to(device))
+    return decoder_of(model.to(device), with_state=with_state)
 
 
-def decoder_of(model: Any) -> TransformersDecoder:
-    """A decoder with the weights of a model of Transformers that uses our attention. Raises UnsupportedModel."""
-    shape = look_at(model)
+def decoder_of(model: Any, *, with_state: bool = False) -> TransformersDecoder:
+    """A decoder with the weights of a model of Transformers that uses our attention, or that keeps a state for each
+    sequence. Raises UnsupportedModel."""
+    shape = look_at_state(model) if with_state else look_at(model)
     tensors: list[Tensor] = []
     names: list[tuple[str, int]] = []
     places: dict[int, int] = {}
@@ -333,14 +356,14 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION, attention)
 
 
-def new_model(config: Any, dtype: torch.dtype, *, one_by_one: bool = False) -> Any:
-    """Transformers' modules for a configuration, without weights."""
+def new_model(config: Any, dtype: torch.dtype, *, one_by_one: bool = False, attention: str | None = ATTENTION) -> Any:
+    """Transformers' modules for a configuration, without weights; without a name, with its own attention."""
     import transformers
 
     register_attention()
     make: Any = transformers.AutoModelForCausalLM.from_config
     experts = experts_for(dtype, one_by_one=one_by_one)
-    model = make(config, attn_implementation=ATTENTION, experts_implementation=experts, dtype=dtype)
+    model = make(config, attn_implementation=attention, experts_implementation=experts, dtype=dtype)
     return model.requires_grad_(False).eval()
 
 
@@ -399,6 +422,37 @@ def look_at(model: Any) -> TransformersSizes:
     for hook in hooks:
         hook.remove()
     return sizes_of(model, calls, [path for path, times in products.items() if times == 1])
+
+
+@torch.inference_mode()
+def look_at_state(model: Any) -> TransformersSizes:
+    """Run a few tokens, and note which linear modules are called, and how large the state is. Raises
+    UnsupportedModel."""
+    products: dict[str, int] = {}
+    hooks = [
+        module.register_forward_hook(lambda _m, _a, _o, path=path: count(products, path))
+        for path, module in model.named_modules()
+        if type(module) in (nn.Linear, QuantisedWeight)
+    ]
+    sizes = []
+    try:
+        for tokens in (PROBE_TOKENS, COMPARED_TOKENS):
+            ids = torch.arange(tokens, device=model.device)[None]
+            sizes.append(state_bytes(base_of(model)(input_ids=ids, use_cache=True).past_key_values))
+            while hooks:
+                hooks.pop().remove()
+    except Exception as error:
+        raise UnsupportedModel(f"Transformers cannot compute it with a state: {in_short(error)}") from error
+    per_token = -(-(sizes[1] - sizes[0]) // (COMPARED_TOKENS - PROBE_TOKENS))
+    state = StateSize(max(1, sizes[0] - PROBE_TOKENS * per_token), max(1, per_token))
+    return sizes_with_state(model, state, [path for path, times in products.items() if times == 1])
+
+
+def state_bytes(state: Any) -> int:
+    """Memory of what Transformers keeps for a sequence."""
+    kept = [value for layer in state.layers for value in vars(layer).values()]
+    parts = [part for value in kept for part in (value.values() if isinstance(value, dict) else [value])]
+    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
 
 
 def count(calls: dict[str, int], path: str) -> None:

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from openclaw_rl.engines.local.families import ATTENDING
+from openclaw_rl.engines.local.families import is_adapted
 from openclaw_rl.engines.local.model.language_model import Adaptable, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
+
+_IN_A_LAYER = re.compile(r"(?:.*?\.)?(?P<layer>\d+)\.(?P<name>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,15 @@ class TransformersSizes(Sizes):
     """What the configuration says and one forward pass shows."""
 
     adaptable: tuple[Adaptable, ...] = ()
+    state: "StateSize | None" = None
+    """Set if Transformers keeps a state for each sequence."""
+
+
+class StateSize(NamedTuple):
+    """Bytes of what Transformers keeps for a sequence."""
+
+    fixed: int
+    per_token: int
 
 
 class AttentionProbe(NamedTuple):
@@ -28,10 +39,11 @@ class AttentionProbe(NamedTuple):
 
 
 def sizes_of(model: Any, calls: Mapping[int, list[AttentionProbe]], products: list[str]) -> TransformersSizes:
+    """Of a model that uses our attention, which was called so."""
     config = model.config.get_text_config()
     layers = int(config.num_hidden_layers)
     if sorted(calls) != list(range(layers)) or any(len(of_layer) > 1 for of_layer in calls.values()):
-        raise UnsupportedModel("some of its layers have a state outside attention, which cannot be served here yet")
+        raise UnsupportedModel("its layers do not attend once each, as Transformers says of this family")
     by_layer = [calls[layer][0] for layer in range(layers)]
     return TransformersSizes(
         vocab=model.get_output_embeddings().weight.shape[0],
@@ -42,7 +54,26 @@ def sizes_of(model: Any, calls: Mapping[int, list[AttentionProbe]], products: li
         kv_heads=max(call.kv_heads for call in by_layer),
         head_dim=max(call.dim for call in by_layer),
         max_context=max_context(config, by_layer),
-        adaptable=adaptable_modules(model, by_layer, products),
+        adaptable=adaptable_modules(model, products),
+    )
+
+
+def sizes_with_state(model: Any, state: StateSize, products: list[str]) -> TransformersSizes:
+    """Of a model whose sequences have a state each, as its configuration says."""
+    config = model.config.get_text_config()
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    hidden = int(model.get_input_embeddings().weight.shape[1])
+    return TransformersSizes(
+        vocab=model.get_output_embeddings().weight.shape[0],
+        hidden=hidden,
+        intermediate=intermediate_of(config),
+        layers=int(config.num_hidden_layers),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+        max_context=max_context(config, []),
+        adaptable=adaptable_modules(model, products),
+        state=state,
     )
 
 
@@ -58,13 +89,16 @@ def max_context(config: Any, calls: list[AttentionProbe]) -> int:
     longest = int(config.max_position_embeddings)
     kinds = getattr(config, "layer_types", None) or []
     for kind, call in zip(kinds, calls, strict=False):
-        if kind not in ATTENDING:
-            raise UnsupportedModel(f"it has layers of type {kind}, whose state is outside attention")
         if kind == "sliding_attention" and call.window is None:
             longest = min(longest, int(config.sliding_window))
         if kind == "chunked_attention":
             longest = min(longest, int(config.attention_chunk_size))
-    if not kinds and all(call.window is None for call in calls) and getattr(config, "use_sliding_window", True):
+    if (
+        calls
+        and not kinds
+        and all(call.window is None for call in calls)
+        and getattr(config, "use_sliding_window", True)
+    ):
         longest = min(longest, getattr(config, "sliding_window", None) or longest)
     return min(longest, *(unscaled_length(rope, longest) for rope in rotations(config)))
 
@@ -83,20 +117,16 @@ def unscaled_length(rope: Mapping[str, Any], longest: int) -> int:
     return int(rope.get("original_max_position_embeddings") or longest)
 
 
-def adaptable_modules(model: Any, calls: list[AttentionProbe], products: list[str]) -> tuple[Adaptable, ...]:
+def adaptable_modules(model: Any, products: list[str]) -> tuple[Adaptable, ...]:
     """The linear modules of the layers; in a mixture of experts those of attention only."""
     has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
     modules: dict[tuple[str, int, int], dict[int, str]] = {}
-    for layer, call in enumerate(calls):
-        prefix = layer_prefix(call.path, layer)
-        if prefix is None:
-            raise UnsupportedModel(f"its layers cannot be told apart by their names: {call.path}")
-        inside = f"{call.path if has_experts else prefix}."
-        for path in products:
-            if path.startswith(inside):
-                linear = model.get_submodule(path)
-                key = (path.removeprefix(f"{prefix}."), linear.in_features, linear.out_features)
-                modules.setdefault(key, {})[layer] = path
+    for path in products:
+        found = _IN_A_LAYER.fullmatch(path)
+        if found and is_adapted(model, path, has_experts=has_experts):
+            linear = model.get_submodule(path)
+            key = (found["name"], linear.in_features, linear.out_features)
+            modules.setdefault(key, {})[int(found["layer"])] = path
     if not modules:
         raise UnsupportedModel("none of its layers has a linear module that an adapter could change")
     names = [name for name, _, _ in modules]
@@ -108,7 +138,8 @@ def adaptable_modules(model: Any, calls: list[AttentionProbe], products: list[st
     )
 
 
-def layer_prefix(path: str, layer: int) -> str | None:
+def layer_prefix(path: str) -> str:
     """The name of the layer that a module belongs to: up to the number of the layer."""
-    found = re.match(rf"(?:.*?\.)?{layer}(?=\.)", path)
-    return found.group() if found else None
+    found = _IN_A_LAYER.fullmatch(path)
+    assert found is not None
+    return path.removesuffix(f".{found['name']}")

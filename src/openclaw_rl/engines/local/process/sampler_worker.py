@@ -34,6 +34,7 @@ from openclaw_rl.engines.local.model.transformers_decoder import (
     check_agreement,
     load_language_model,
 )
+from openclaw_rl.engines.local.model.transformers_sizes import TransformersSizes
 from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Cancel,
@@ -53,6 +54,7 @@ from openclaw_rl.engines.local.sampling.runner import (
     RanStep,
     RowKVCache,
     Runner,
+    StateRunner,
     TorchRunner,
     bytes_per_page,
 )
@@ -127,13 +129,18 @@ class Worker:
         device = decoder.embed.device
         dtype = decoder.activation_dtype
         shape = decoder.shape
-        pages = cache_bytes(options, device) // bytes_per_page(shape, dtype)
+        room = cache_bytes(options, device)
+        max_sequences = options.max_sequences
+        pages = room // bytes_per_page(shape, dtype)
+        if isinstance(shape, TransformersSizes) and shape.state is not None:
+            max_sequences = max(1, min(max_sequences, room // 2 // shape.state.fixed))
+            pages = (room - max_sequences * shape.state.fixed) // (PAGE_SIZE * shape.state.per_token)
         self.max_context = context_limit(options, shape, pages * PAGE_SIZE)
         self.policies = slots_for(decoder, options)
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=isinstance(self.runner, TorchRunner))
         tokens = (table[device.type] for table in (PREFILL_TOKENS, PREFILL_SHARE, BACKGROUND_TOKENS))
-        self.scheduler = Scheduler(pool, options.max_sequences, *tokens)
+        self.scheduler = Scheduler(pool, max_sequences, *tokens, apart=not decoder.mixes_sequences)
         self.run_ahead = not isinstance(self.runner, TorchRunner) if run_ahead is None else run_ahead
         self.ahead: RanStep | None = None
         """The next step, if it has been started."""
@@ -148,8 +155,11 @@ class Worker:
     def _runner(self, decoder: LanguageModel, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
         if isinstance(decoder, TransformersDecoder):
-            cache = RowKVCache(decoder.shape, pages, decoder.activation_dtype, device)
-            runner = TorchRunner(decoder, cache, self.policies)
+            if decoder.mixes_sequences:
+                cache = RowKVCache(decoder.shape, pages, decoder.activation_dtype, device)
+                runner = TorchRunner(decoder, cache, self.policies)
+            else:
+                runner = StateRunner(decoder, self.policies)
             check_agreement(decoder, runner.in_pieces, min(COMPARED_TOKENS, self.max_context))
             return runner
         assert isinstance(decoder, Decoder)

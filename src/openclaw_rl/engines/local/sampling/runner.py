@@ -24,6 +24,7 @@ from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, atte
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel, Projection, Sizes
 from openclaw_rl.engines.local.model.policy_slots import Factors
+from openclaw_rl.engines.local.model.transformers_decoder import TransformersDecoder
 from openclaw_rl.engines.local.sampling.draw import Draws, draw, top_tokens
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
@@ -309,7 +310,8 @@ class TorchRunner(Runner):
         """Final hidden states of a text that is read in pieces, as a long prompt and the tokens after it are."""
         nobody = Completion(0, 0, ids.tolist(), SamplingParams(1), 0, 0, (0, 0))
         nobody.pages = list(range(pages_for(len(ids))))
-        ends = [0, len(ids) // 2, len(ids) - 4, *range(len(ids) - 3, len(ids) + 1)]
+        parts = [len(ids) // 2] if self.decoder.mixes_sequences else []
+        ends = [0, *parts, len(ids) - 4, *range(len(ids) - 3, len(ids) + 1)]
         pieces = [Work(nobody, start, stop - start) for start, stop in pairwise(ends)]
         return torch.cat([self.hidden(self.decoder, [w], ids[w.start : w.stop]) for w in pieces])
 
@@ -319,6 +321,25 @@ class TorchRunner(Runner):
         adapt = self.policies.adapt(adapter_spans(work))
         device = self.cache.device
         return decoder.forward(ids.to(device), positions.to(device), self.cache.attend(work), adapt)
+
+
+class StateRunner(TorchRunner):
+    """Runs one sequence after another, each with the state that Transformers keeps for it."""
+
+    decoder: TransformersDecoder
+
+    def __init__(self, decoder: TransformersDecoder, policies: PolicyWeights) -> None:
+        Runner.__init__(self, decoder, policies)
+
+    def hidden(self, decoder: LanguageModel, work: Sequence[Work], ids: Tensor) -> Tensor:
+        parts = ids.to(decoder.embed.device).split_with_sizes([item.count for item in work])
+        return torch.cat([self._advance(*pair) for pair in zip(work, parts, strict=True)])
+
+    def _advance(self, item: Work, ids: Tensor) -> Tensor:
+        sequence = item.sequence
+        adapt = self.policies.adapt(adapter_spans([item]))
+        hidden, sequence.state = self.decoder.advance(ids, sequence.state if item.start else None, adapt)
+        return hidden
 
 
 def copied(result: StepLogits) -> StepLogits:

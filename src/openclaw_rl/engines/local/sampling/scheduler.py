@@ -91,6 +91,8 @@ class Sequence:
     cached: int = 0
     """How many prompt tokens were found in the cache."""
     pages: list[int] = field(default_factory=list)
+    state: object = None
+    """What Transformers keeps for the sequence, if it does."""
     digests: list[Digest] = field(default_factory=list)
     """One for each page that is full and published."""
     _prompt_digests: list[Digest] = field(default_factory=list)
@@ -189,13 +191,19 @@ class Scheduler:
         prefill_tokens: int,
         prefill_share: int = PAGE_SIZE,
         background_tokens: int | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
-        """`prefill_tokens` and `background_tokens`: prompt tokens of a step, in all and of background work."""
+        """`prefill_tokens` and `background_tokens`: prompt tokens of a step, in all and of background work.
+
+        `apart`: sequences share no pages, which then only count tokens, and a step reads the whole of a prompt.
+        """
         self.pool = pool
         self.max_sequences = max_sequences
         self.prefill_tokens = prefill_tokens
         self.prefill_share = prefill_share
         self.background_tokens = prefill_tokens if background_tokens is None else background_tokens
+        self.apart = apart
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -222,6 +230,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.release(sequence.pages)
         sequence.pages = []
+        sequence.state = None
 
     def plan(self) -> list[Work]:
         """The next step: rows of one token first (by slot, so that adapters run in few spans), then prompts."""
@@ -274,6 +283,8 @@ class Scheduler:
         Prompts of one priority share, so that a short one behind a long one is read soon. The rest goes to the most
         urgent of them.
         """
+        if self.apart:
+            return [(s, s.remaining) for s in reading[:1]]
         shares: list[tuple[Sequence, int]] = []
         budget = self.prefill_tokens
         for priority, equals in groupby(reading, key=lambda s: s.priority):
@@ -290,7 +301,7 @@ class Scheduler:
         for item in work:
             sequence = item.sequence
             sequence.computed = item.stop
-            while (len(sequence.digests) + 1) * PAGE_SIZE <= sequence.computed:
+            while not self.apart and (len(sequence.digests) + 1) * PAGE_SIZE <= sequence.computed:
                 self._publish_next(sequence)
 
     def _publish_next(self, sequence: Sequence) -> None:
@@ -302,11 +313,11 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Move waiting sequences into the batch while there is room for them."""
-        coming = self._pages_being_computed() if self.waiting else {}
+        coming = self._pages_being_computed() if self.waiting and not self.apart else {}
         later: list[Sequence] = []
         while self.waiting and self._may_join(self.waiting[0]):
             sequence = self.waiting.popleft()
-            digests = sequence.prompt_digests()
+            digests = [] if self.apart else sequence.prompt_digests()
             known = self.pool.known(digests)
             if known < len(digests) and coming.get(digests[known], NEVER) <= sequence.priority:
                 # Another sequence, no less urgent, is computing the pages that this one needs next: wait for them.

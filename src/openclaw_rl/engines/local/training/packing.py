@@ -160,8 +160,12 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
-def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: torch.device) -> list[MicroBatch]:
+def micro_batches(
+    sequences: Sequence[TrainingSequence], budget: int, device: torch.device, *, apart: bool = False
+) -> list[MicroBatch]:
     """A batch as micro-batches of at most `budget` tokens and targets. Sequences without spans are left out.
+
+    `apart`: each sequence is alone in one. Otherwise:
 
     - A sequence that is longer is alone in a micro-batch, or with sequences that have its beginning.
     - Sequences with a common beginning are in one micro-batch, where their common tokens are read once. If they do not
@@ -173,9 +177,14 @@ def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: to
     """
     for sequence in sequences:
         check_spans(sequence)
-    families = [part for family in group_by_beginning(sequences) for part in cut(family, budget)]
-    families.sort(key=lambda family: min(member.sequence for member in family))
-    groups = pack([max(tokens(family), targets(family)) for family in families], budget)
+    found = group_by_beginning(sequences)
+    if apart:
+        families = [[member._replace(shared=0, added=member.length)] for family in found for member in family]
+        groups = [[k] for k in range(len(families))]
+    else:
+        families = [part for family in found for part in cut(family, budget)]
+        families.sort(key=lambda family: min(member.sequence for member in family))
+        groups = pack([max(tokens(family), targets(family)) for family in families], budget)
     return [micro_batch(sequences, [member for k in group for member in families[k]], device) for group in groups]
 
 

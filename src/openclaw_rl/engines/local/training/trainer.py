@@ -155,7 +155,7 @@ class Trainer:
 
     def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """Add the gradient of the batch's loss to the `.grad` of the trained weights."""
-        batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
+        batches = self._micro_batches(sequences)
         sums = torch.zeros(3, device=self._device)
         logprobs = self._no_logprobs(batches)
         first = self.micro_batches_seen
@@ -185,7 +185,7 @@ class Trainer:
     @torch.no_grad()
     def score(self, sequences: Sequence[TrainingSequence], base: bool = False) -> SpanLogprobs:
         """Log-probs of the spans' tokens under the policy or the base model. The spans need no signals for this."""
-        batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
+        batches = self._micro_batches(sequences)
         policy = self._base if base else self.weights.policy(self.decoder)
         logprobs = self._no_logprobs(batches)
 
@@ -198,6 +198,10 @@ class Trainer:
         self._share_out(batches, score, take_part, [policy.decoder])
         self.ranks.add_up(logprobs)
         return in_order(sequences, batches, logprobs)
+
+    def _micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        apart = isinstance(self.decoder, LanguageModel) and not self.decoder.mixes_sequences
+        return micro_batches(sequences, self.micro_batch_tokens, self._device, apart=apart)
 
     def _share_out(
         self,
