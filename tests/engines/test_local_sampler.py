@@ -1,6 +1,7 @@
 """The sampler and its real worker process: streams, limits, versions, and death."""
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -177,32 +178,61 @@ async def test_more_lines_than_slots_are_loaded_on_demand(sampler: LocalSampler,
     assert await version_of("person-1") == 0
 
 
-@pytest.mark.more
-async def test_people_who_are_never_quiet_keep_nobody_from_a_slot(sampler: LocalSampler, adapters: list[Path]) -> None:
-    """The requests of two people overlap on both slots; a third person and a new shared policy need one each."""
-    for number, name in enumerate(["anna", "ben", "carl"]):
-        await sampler.publish(10 + number, policy_in(adapters[number]), line=name)
+async def write_on(sampler: LocalSampler, line: str) -> None:
+    """Requests of somebody who is never quiet: each ends after the next one has begun."""
+    streams = []
+    while True:
+        streams.append(sampler.sample(replace(request(400), line=line)))
+        await asyncio.sleep(0.1)
+        if len(streams) == 3:
+            streams.pop(0).close()
 
-    async def write_on(line: str) -> None:
-        """Each request ends after the next one has begun."""
-        streams = []
-        while True:
-            streams.append(sampler.sample(replace(request(400), line=line)))
-            await asyncio.sleep(0.1)
-            if len(streams) == 3:
-                streams.pop(0).close()
 
-    writers = [asyncio.create_task(write_on(line)) for line in ("anna", "ben")]
+@contextlib.asynccontextmanager
+async def writing_on(sampler: LocalSampler, *lines: str) -> AsyncIterator[None]:
+    writers = [asyncio.create_task(write_on(sampler, line)) for line in lines]
     try:
         await asyncio.sleep(0.5)
-        async with asyncio.timeout(20):
-            assert len(await collect(sampler, replace(request(3), line="carl"))) == 3
-            await sampler.publish(30, policy_in(adapters[0]))
+        yield
         assert not any(writer.done() for writer in writers)
     finally:
         for writer in writers:
             writer.cancel()
         await asyncio.gather(*writers, return_exceptions=True)
+
+
+@pytest.mark.more
+async def test_people_who_are_never_quiet_keep_nobody_from_a_slot(sampler: LocalSampler, adapters: list[Path]) -> None:
+    """The requests of two people overlap on both slots; a third person and a new shared policy need one each."""
+    for number, name in enumerate(["anna", "ben", "carl"]):
+        await sampler.publish(10 + number, policy_in(adapters[number]), line=name)
+    async with writing_on(sampler, "anna", "ben"), asyncio.timeout(20):
+        assert len(await collect(sampler, replace(request(3), line="carl"))) == 3
+        await sampler.publish(30, policy_in(adapters[0]))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("scores", [False, True])
+async def test_work_for_idle_times_gives_its_slot_to_people(
+    sampler: LocalSampler, adapters: list[Path], scores: bool
+) -> None:
+    """It rests while somebody writes, so it would keep its slot until everybody is quiet."""
+    for number, name in enumerate(["anna", "ben", "carl"]):
+        await sampler.publish(10 + number, policy_in(adapters[number]), line=name)
+
+    async def work() -> None:
+        if scores:
+            await sampler.score(ScoreRequest([1] * 500, 400, version=10, priority=Priority.IDLE))
+        else:
+            await collect(sampler, replace(request(400), line="anna", priority=Priority.IDLE))
+
+    async with writing_on(sampler, "ben"), asyncio.timeout(20):
+        resting = asyncio.create_task(work())
+        await asyncio.sleep(0.3)
+        assert not resting.done()
+        assert len(await collect(sampler, replace(request(3), line="carl"))) == 3
+        with pytest.raises(EngineUnavailable, match="gave its place"):
+            await resting
 
 
 async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSampler, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ class Use:
     version: int
     waits: bool
     """Until the version is loaded."""
+    give_way: Callable[[], None] | None = None
+    """Ends the request, if it is one for idle times: it may rest for as long as somebody else is served."""
 
 
 class PolicyVersions(Generic[Weights]):
@@ -33,7 +35,7 @@ class PolicyVersions(Generic[Weights]):
       own. Of the others those go first that serve nobody any more, then those that were used least recently.
     * With `load`, a version that is evicted and may be needed is kept in mind, and loaded again for whoever needs it.
     * Nobody waits without limit for a place: while somebody waits, new requests for the version that goes first wait
-      behind them.
+      behind them, and those for idle times that use it end.
     """
 
     def __init__(
@@ -232,12 +234,21 @@ class PolicyVersions(Generic[Weights]):
         try:
             while (evicted := self.evict()) is None:
                 if self._leaving not in self._held:
-                    self._leaving = self._first_to_go(self.held)
+                    self._choose_leaving()
                 self._released.clear()
                 await self._released.wait()
         finally:
             self._leaving = None
         return evicted
+
+    def _choose_leaving(self) -> None:
+        """Choose the version that makes room: one that is only used for idle times, if there is one."""
+        needed = {use.version for use in self._uses if use.give_way is None}
+        idle = self._first_to_go(version for version in self.held if version not in needed)
+        self._leaving = self._first_to_go(self.held) if idle is None else idle
+        for use in [use for use in self._uses if use.version == self._leaving]:
+            if use.give_way is not None:
+                use.give_way()
 
     def restore(self, evicted: Mapping[int, Weights]) -> None:
         """Hold versions again that were evicted in vain."""

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -34,14 +35,15 @@ from openclaw_rl.engines.local.process.worker_messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.stream import Admission, TokenStream
-from openclaw_rl.engines.versions import PolicyVersions
-from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.engines.versions import PolicyVersions, Use
+from openclaw_rl.types import BASE_VERSION, SHARED, Priority, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
 #: How often the worker's threads look for each other before they give up their core: for a few microseconds, about as
 #: long as they need for their part of a small product.
 SPINS = 2000
+GAVE_WAY = "Work for idle times gave its place to the policy of somebody who waits."
 #: Said at the start.
 NOT_PACKED = (
     "--pack-weights %s has no effect here: weights are packed only on a CPU, with --dtype float32, where PyTorch has "
@@ -153,6 +155,8 @@ class LocalSampler:
         self._streams[stream.id] = stream
         self._admission.enter(stream, request.priority)
         stream.use = self._versions.use(version)
+        if request.priority is Priority.IDLE:
+            stream.use.give_way = partial(stream.fail, EngineUnavailable(GAVE_WAY))
         if not stream.use.waits:
             self._worker.send(Add(stream.id, request, version, policy.slot))
         else:
@@ -177,12 +181,14 @@ class LocalSampler:
         version, _policy = self._versions.find(request.version)
         use = self._versions.use(version)
         try:
-            return await self._score(request, (await self._versions.loaded(use)).slot)
+            return await self._score(request, (await self._versions.loaded(use)).slot, use)
         finally:
             self._versions.release(use)
 
-    async def _score(self, request: ScoreRequest, slot: int) -> Scores:
+    async def _score(self, request: ScoreRequest, slot: int, use: Use) -> Scores:
         id = next(self._ids)
+        if request.priority is Priority.IDLE:
+            use.give_way = partial(self._fail_request, id, EngineUnavailable(GAVE_WAY))
         scores: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self._scoring[id] = scores
         self._worker.send(Score(id, request, slot))
@@ -190,7 +196,7 @@ class LocalSampler:
             return await scores
         finally:
             del self._scoring[id]
-            if scores.cancelled():
+            if scores.cancelled() or scores.exception():
                 self.cancel(id)
 
     async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
