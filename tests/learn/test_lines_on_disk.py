@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from openclaw_rl.engines.base import StepRefused
-from openclaw_rl.learn.build import ServedLines
-from openclaw_rl.learn.checkpoints import line_folder, lines_on_disk
+from openclaw_rl.learn.build import ServedLines, serve_learned
+from openclaw_rl.learn.checkpoints import Checkpoints, line_folder, lines_on_disk
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import deletion, training
@@ -254,3 +254,24 @@ async def test_a_server_that_does_not_learn_reads_a_line_when_somebody_asks(team
     await asyncio.gather(*(lines.serve(name) for name in ("anna", "anna", "nobody")))
     assert [line for line, _ in sampler.policies.values()] == ["anna"]
     assert list(sampler.policies.values()) == [("anna", [turns["anna"]])]
+
+
+async def test_what_another_run_learned_has_no_number_of_a_line_of_this_one(team: TeamRun, tmp_path: Path) -> None:
+    """On a server that does not learn, which serves it as the shared line."""
+    other = TeamRun(tmp_path / "other", save_interval=1)
+    learned = {}
+    for run, owner in ((other, "imported"), (team, "anna")):
+        await run.start()
+        learned[owner] = run.judged(owner)
+        await run.trained(*learned[owner])
+        await run.stop_learning()
+    other.book.close()
+    foreign = Checkpoints.of_run(other.folder, 1).latest()
+    assert foreign is not None
+    assert foreign.version == team.sampler.newest_of("anna") == 1
+    options, sampler = TrainingOptions(resume_from_ckpt=str(foreign.folder)), SamplerOfLines()
+    lines = ServedLines(options, team.folder, team.folder, sampler)
+    await serve_learned(options, team.folder, team.folder, sampler)
+    await lines.serve("anna")
+    served = {line: sampler.policies[sampler.newest_of(line)][1] for line in (SHARED, "anna")}
+    assert served == {SHARED: [learned["imported"]], "anna": [learned["anna"]]}

@@ -50,7 +50,7 @@ from openclaw_rl.learn.step import LearnSettings
 from openclaw_rl.ledger.errors import LedgerUnusable
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.training import steps_after
+from openclaw_rl.ledger.training import latest_version, steps_after
 from openclaw_rl.methods.base import Method
 from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, check_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -277,11 +277,15 @@ async def serve_learned(
 ) -> None:
     """Publish the policy of a line that --resume-from-ckpt selects, for a server that does not learn.
 
-    With auto it is the policy that served last.
+    With auto it is the policy that served last. One of another run has a number that no policy of this run has.
     """
     run_dir = line_folder(run_dir, line)
-    checkpoint = (await asyncio.to_thread(where_to_begin, options, run_dir)).checkpoint
+    beginning = await asyncio.to_thread(where_to_begin, options, run_dir)
+    checkpoint = beginning.checkpoint
     version, folder = (checkpoint.version, checkpoint.folder) if checkpoint else (BASE_VERSION, None)
+    if checkpoint and not beginning.of_this_run:
+        with contextlib.suppress(LedgerUnusable), open_ledger(ledger_dir, readonly=True) as db:
+            version = latest_version(db) + 1
     if options.resume_from_ckpt == "auto":
         policies = Policies(run_dir / "policies", SPARE_POLICIES)
         with contextlib.suppress(LedgerUnusable), open_ledger(ledger_dir, readonly=True) as db:
