@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
+from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, line_folder
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.types import SampleKind, Source, State, Verdict
+from openclaw_rl.types import SHARED, SampleKind, Source, State, Verdict
 from support.records import Book
 from support.server_program import SERVE, Program, serving, until
 
@@ -27,20 +27,28 @@ FLAGS = (
 )
 #: How many steps count when the server is killed: before the first checkpoint, after it, after the second.
 KILLED_AT = (1, 4, 7)
+#: The same, with lines: each of three people has a third of the turns, and the learner holds two lines at a time.
+PEOPLE = ("anna", "ben", "carl")
+KEY = "sk-admin"
+TEAM = (
+    *("--policy-per-user", "--policy-slots", "2", "--proxy-host", "127.0.0.1", "--admin-key", KEY),
+    *("--api-key", ",".join(f"{name}=sk-{name}" for name in PEOPLE)),
+)
 #: These numbers of a step depend on the clock.
 TIMES = {"step_seconds", "latency_seconds", "time"}
 
 
-def judged_turns(folder: Path) -> None:
+def judged_turns(folder: Path, *owners: str) -> None:
     """Record the turns of all steps as a server would have captured and judged them."""
     draw, book = random.Random(3), Book(folder)
-    for _ in range(STEPS * BATCH):
+    for count in range(STEPS * BATCH):
         prompt, response = ([draw.randrange(3, 300) for _ in range(length)] for length in (12, 6))
         number = book.put(
             State.READY,
             prompt_ids=prompt,
             response_ids=response,
             logprobs=[-draw.uniform(1, 5) for _ in response],
+            **({"owner": owners[count % len(owners)]} if owners else {}),
         )
         score = draw.choice([-1.0, 1.0])
         assert book.change(verdicts.record, number, Verdict(score, Source.LLM), SampleKind.RL, "", 0)
@@ -72,21 +80,36 @@ def count_applied(run_dir: Path) -> int:
         return int(count)
 
 
+def state(program: Program) -> dict[str, Any]:
+    told: dict[str, Any] = httpx.get(
+        f"{program.url}/readyz", headers={"Authorization": f"Bearer {KEY}"}, timeout=60
+    ).json()
+    return told
+
+
 def serving_version(program: Program) -> int:
-    return int(httpx.get(f"{program.url}/readyz", timeout=60).json()["policy_version"])
+    return int(state(program)["policy_version"])
 
 
-def finish(model: Path, run_dir: Path) -> Checkpoint:
-    """Let a server make the steps that are left, stop it, and return its last checkpoint."""
-    with serving(SERVE, model, "--run-dir", str(run_dir), *FLAGS) as program:
+def finish(model: Path, run_dir: Path, *flags: str) -> None:
+    """Let a server make the steps that are left, and stop it."""
+    with serving(SERVE, model, "--run-dir", str(run_dir), *FLAGS, *flags) as program:
         until(lambda: count_applied(run_dir) == STEPS, program)
-        until(lambda: serving_version(program) == STEPS, program)
+        until(lambda: flags or serving_version(program) == STEPS, program)
         program.process.terminate()
         assert program.process.wait(60) == 0
         assert "Traceback" not in program.log
-    latest = Checkpoints.of_run(run_dir, 3).latest()
+
+
+def last(run_dir: Path, line: str = SHARED) -> Checkpoint:
+    latest = Checkpoints.of_run(line_folder(run_dir, line), 3).latest()
     assert latest is not None
     return latest
+
+
+def assert_same(actual: Checkpoint, expected: Checkpoint) -> None:
+    for name in ("adapter_model.safetensors", "learner.optimizer", "learner.json"):
+        assert (actual.folder / name).read_bytes() == (expected.folder / name).read_bytes(), name
 
 
 def test_killed_again_and_again_it_learns_bit_for_bit_what_it_learns_undisturbed(
@@ -95,7 +118,7 @@ def test_killed_again_and_again_it_learns_bit_for_bit_what_it_learns_undisturbed
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     judged_turns(undisturbed)
     shutil.copytree(undisturbed, killed)
-    expected = finish(tiny_model, undisturbed)
+    finish(tiny_model, undisturbed)
     served = 0
     for step in KILLED_AT:
         with serving(SERVE, tiny_model, "--run-dir", str(killed), *FLAGS) as program:
@@ -105,9 +128,37 @@ def test_killed_again_and_again_it_learns_bit_for_bit_what_it_learns_undisturbed
             served = serving_version(program)
             program.process.kill()
             program.process.wait()
-    actual = finish(tiny_model, killed)
+    finish(tiny_model, killed)
+    actual, expected = last(killed), last(undisturbed)
     assert (actual.step, actual.version) == (expected.step, expected.version) == (STEPS, STEPS)
-    for name in ("adapter_model.safetensors", "learner.optimizer", "learner.json"):
-        assert (actual.folder / name).read_bytes() == (expected.folder / name).read_bytes(), name
+    assert_same(actual, expected)
     assert steps(killed) == steps(undisturbed)
     assert not [path.name for path in killed.rglob(".unfinished-*")]
+
+
+def test_killed_in_steps_of_one_line_while_others_wait_all_lines_learn_what_they_learn_undisturbed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    judged_turns(undisturbed, *PEOPLE)
+    shutil.copytree(undisturbed, killed)
+    finish(tiny_model, undisturbed, *TEAM)
+    for step in KILLED_AT:
+        with serving(SERVE, tiny_model, "--run-dir", str(killed), *FLAGS, *TEAM) as program:
+            until(lambda step=step: count_applied(killed) >= step, program)
+            while (training := state(program)["learner"])[:13] != "training step" and count_applied(killed) < STEPS:
+                pass
+            program.process.kill()
+            program.process.wait()
+            assert "of the line" in training
+    finish(tiny_model, killed, *TEAM)
+    for name in PEOPLE:
+        assert last(killed, name).step == STEPS // len(PEOPLE)
+        assert_same(last(killed, name), last(undisturbed, name))
+    # A step of one line before or after one of another line is the same step.
+    made = [
+        {(tuple(step["turns"]), step["step"]) for step in steps(folder) if step["outcome"] == "applied"}
+        for folder in (killed, undisturbed)
+    ]
+    assert made[0] == made[1]
+    assert len(made[0]) == STEPS
