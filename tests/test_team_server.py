@@ -134,6 +134,12 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
         code, out, err = run_command(tmp_path, "merge", "--lines", str(tmp_path / "average"))
         assert code == 0, err
         assert "anna, ben" in out
+        into = ("merge", "--lines", str(tmp_path / "merged"), "--into-shared", "--api-key", "sk-admin")
+        code, out, err = run_command(tmp_path, *into)
+        assert code == 0, err
+        merged = version_of(ask(program, "carl", model="tiny:shared"))
+        assert f"serves it now, as policy {merged}" in out
+        assert merged, "it was the base model"
         back = send(program, "POST", "/v1/policy/rollback", "admin", {"line": "anna", "version": 0})
         assert back.status_code == 200, back.text
         assert lines(program)["anna"]["step"] == 0
@@ -145,8 +151,9 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
         code, out, err = run_command(tmp_path, "forget", "--user", "ben", "--api-key", "sk-admin")
         assert code == 0, err
         assert "Deleted the line ben" in out
+        assert f"policy {merged}, which serves" in out, "what the shared line has of ben"
         assert not (tmp_path / "lines" / "ben").exists()
-        assert version_of(ask(program, "ben")) == 0
+        assert version_of(ask(program, "ben")) == merged
         assert weights(tmp_path, "carl") == before
         assert ask(program, "carl")["choices"] == of_carl
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cached_property, partial
 from http import HTTPStatus
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -317,6 +318,10 @@ class Client:
     def relearn(self, line: str = SHARED) -> int:
         """Learn from the turns that the guard set aside, all the same; how many there are."""
         return int(self.ask("POST", "/v1/policy/relearn", {"line": line})["turns"])
+
+    def merge(self, folder: Path) -> int:
+        """Let the shared line continue from an average of lines; the version under which it serves."""
+        return int(self.ask("POST", "/v1/policy/merge", {"folder": str(folder.resolve())})["policy_version"])
 
     def drop_line(self, line: str) -> bool:
         """Delete a person's line of policies for good; whether there was one."""

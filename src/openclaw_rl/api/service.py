@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from fastapi import Request
@@ -166,6 +167,10 @@ class Operations:
     async def drop_line(self, line: str) -> bool:
         """Delete a person's line for good; whether this server learns in one. Raises OperationFailed."""
         return False
+
+    async def merge(self, folder: Path) -> int:
+        """Let the shared line continue from an average of lines; under which version. Raises OperationFailed."""
+        raise OperationFailed("This server learns in no lines of policies (--policy-per-user), so it merges none.")
 
     async def relearn(self, line: str = SHARED) -> int:
         """Let the turns that the guard set aside be trained on all the same; how many. Raises OperationFailed."""

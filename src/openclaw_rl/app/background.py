@@ -13,8 +13,10 @@ from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.rules.wishes import topic_of
 from openclaw_rl.learn.build import ServedLines
+from openclaw_rl.learn.checkpoints import BadCheckpoint
 from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.learn.merging import NotMerged, merge_into
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.practiser import Practiser
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
@@ -141,6 +143,14 @@ class BackgroundLoops(Operations):
             return await self.lines.drop(line)
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The line could not be deleted: {error}") from error
+
+    async def merge(self, folder: Path) -> int:
+        if self.lines is None:
+            return await super().merge(folder)
+        try:
+            return await merge_into(self.lines.shared, folder)
+        except (NotMerged, BadCheckpoint, EngineError, LedgerError, OSError) as error:
+            raise OperationFailed(str(error)) from error
 
     async def _loop_of(self, line: str) -> LearnLoop | None:
         """The loop of a line; None if this server does not learn. Raises OperationFailed if there is no such line."""

@@ -10,8 +10,10 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.checkpoints import newest_of_line
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.run_dir import server_url
 from openclaw_rl.terminal import agrees, console, progress
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ MODEL, ADAPTER, MODELFILE = "model.gguf", "adapter.gguf", "Modelfile"
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "merge", DOC, run, (*RUN_OPTIONS, "model_name", "cache_dir"))
+    parser = add_command(commands, "merge", DOC, run, (*RUN_OPTIONS, "model_name", "cache_dir", *KEY_OPTIONS))
     parser.epilog = EXAMPLE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -67,7 +69,13 @@ def add(commands: Any) -> None:
     lines.add_argument(
         "--lines",
         action="store_true",
-        help="write a checkpoint with the average of all people's lines, for --resume-from-ckpt and eval",
+        help="write a checkpoint with the average of all people's lines, for eval and --into-shared",
+    )
+    parser.add_argument(
+        "--into-shared",
+        action="store_true",
+        help="with --lines: the running server examines the average with its gate and guard, and the shared line "
+        "continues from it if it is no worse",
     )
 
 
@@ -75,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
     config = run_config(options)
     if options.checkpoint is None and not options.lines:
         options.checkpoint = newest_of_line(config, options.line)
+    if options.into_shared and not options.lines:
+        raise UserError("--into-shared needs --lines.")
     if options.gguf is None:
         for flag in ("adapter_only", "with_notes", "user"):
             if getattr(options, flag):
@@ -93,17 +103,25 @@ def write_average(options: argparse.Namespace, config: Config) -> int:
 
     if options.checkpoint or options.gguf:
         raise UserError("--lines takes a new folder alone: openclaw-rl merge --lines OUT.")
+    server = server_url(config.run.folder) if options.into_shared else None
+    if options.into_shared and server is None:
+        raise UserError("--into-shared needs the server, which examines the average: start it first.")
     newest = {line: config.checkpoints_of(line).latest() for line in lines_on_disk(config.run.folder)}
-    saved = {line: one.folder for line, one in newest.items() if one is not None and not one.is_base_model}
+    saved = {line: one for line, one in newest.items() if one is not None and not one.is_base_model}
     if len(saved) < 2:
         raise UserError(f"An average needs two lines with checkpoints, and {config.run.folder} has {len(saved)}.")
     with finished_folder(options.out) as folder:
-        average_adapters(list(saved.values()), folder)
-        write_new_record(folder)
-    what = f"The average of {len(saved)} lines ({', '.join(saved)}) is in {options.out}"
-    advice = f"Compare it (openclaw-rl eval --model-path {options.out} --compare base) before you serve it to everybody"
-    how = f"openclaw-rl serve --resume-from-ckpt {options.out}"
-    console().print(Text(f"{what}. {advice}: {how}. What is forgotten later stays in it."), soft_wrap=True)
+        average_adapters([one.folder for one in saved.values()], folder)
+        write_new_record(folder, [one.version for one in saved.values()])
+    what = f"The average of {len(saved)} lines ({', '.join(saved)}) is in {options.out}."
+    console().print(Text(f"{what} What is forgotten later stays there."), soft_wrap=True)
+    if server is not None:
+        with Client(server, operator_key(config)) as client:
+            version = client.merge(options.out)
+        told = f"The shared line serves it now, as policy {version}. To go back: openclaw-rl rollback"
+    else:
+        told = f"Compare it: openclaw-rl eval --model-path {options.out} --compare base. --into-shared lets it serve"
+    console().print(Text(f"{told}."), soft_wrap=True)
     return 0
 
 

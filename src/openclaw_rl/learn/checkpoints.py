@@ -71,6 +71,8 @@ class Checkpoint:
     """Whether it has no weights of its own, so that the next start continues from the base model."""
     for_guard: bool = False
     """Whether it was saved only because its policy was the last good one."""
+    merged: tuple[int, ...] = ()
+    """The versions of which it is the average, if it was merged."""
 
     @property
     def version(self) -> int:
@@ -231,7 +233,8 @@ def read_record(folder: Path) -> Checkpoint:
         step = int(record["step"])
         created = float(record["created"])
         for_guard = record.get("for_guard") is True
-        return Checkpoint(folder, step, versions, created, batches, not record["files"], for_guard)
+        merged = tuple(map(int, record.get("merged", ())))
+        return Checkpoint(folder, step, versions, created, batches, not record["files"], for_guard, merged)
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -251,9 +254,9 @@ def verify(folder: Path) -> None:
             raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name} is not what was written.")
 
 
-def write_new_record(folder: Path) -> None:
-    """Make a folder with a policy and a learner's state a checkpoint that holds no step of any run."""
-    record = {"step": 0, "version": BASE_VERSION + 1, "created": time.time(), "batches": []}
+def write_new_record(folder: Path, merged: Sequence[int] = ()) -> None:
+    """Make a folder with a policy, perhaps merged from these versions, a checkpoint that holds no step of any run."""
+    record = {"step": 0, "version": BASE_VERSION + 1, "created": time.time(), "batches": [], "merged": list(merged)}
     write_record(folder, {**record, "files": digests(folder)})
 
 

@@ -15,7 +15,7 @@ from openclaw_rl.learn.lineage import Lineage, LineOptions
 from openclaw_rl.learn.plain_prompts import PlainAnswers
 from openclaw_rl.learn.reporting import Records, Reporter
 from openclaw_rl.learn.rollback import find_traces, newest_until, newest_without, remove
-from openclaw_rl.learn.step import LearnSettings, Phase, Phases, StepRunner
+from openclaw_rl.learn.step import LearnSettings, NotPromoted, Phase, Phases, StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import first_good, trainable
 from openclaw_rl.ledger.practices import to_train
@@ -302,6 +302,15 @@ class LearnLoop:
         self.stop_practice()
         async with self._lock:
             return await self.line.hold(checkpoint)
+
+    async def find_fault(self, version: int) -> str:
+        """Why gate or guard would not let a policy serve that is on hold; empty if they would."""
+        async with self._lock:
+            try:
+                await self.steps.examine(version)
+            except NotPromoted as error:
+                return str(error)
+            return (await self.guard.examine(version))[1] if self.guard else ""
 
     async def examine(self) -> bool:
         """Let the guard examine the policy that serves, whenever it did so last; whether that one serves on.

@@ -305,7 +305,7 @@ class StepRunner:
         """Record the step and let its policy serve. Raises NotPromoted if the policy fails the gate."""
         try:
             await self.sampler.publish(version, policy, candidate=True)
-            score = await self._examine(self.gate, version) if self.gate else None
+            score = await self.examine(version)
             await warm(self.ledger, self.sampler, version, self.line.options.owner)
             # Now, so that its latency includes all of this.
             report = self._report(version, turns, result)
@@ -319,13 +319,19 @@ class StepRunner:
         self.gate_score = score
         return report
 
-    async def _examine(self, gate: Gate, version: int) -> float:
-        """The candidate's score. Raises NotPromoted if it is below the serving policy's by more than the margin."""
+    async def examine(self, version: int) -> float | None:
+        """The score of a candidate; None without a gate.
+
+        Raises NotPromoted if it is below the serving policy's by more than the margin.
+        """
+        gate = self.gate
+        if gate is None:
+            return None
         if self.gate_score is None:
             self.gate_score = await gate.examine(self.sampler.newest_version)
         score = await gate.examine(version)
         if score < self.gate_score - gate.margin:
-            raise NotPromoted(f"the gate: {score:.2f} of the prompts passed, {self.gate_score:.2f} before the step")
+            raise NotPromoted(f"the gate: {score:.2f} of the prompts passed, {self.gate_score:.2f} before it")
         return score
 
     async def _take_back(self) -> None:

@@ -13,7 +13,7 @@ from openclaw_rl.ledger.packing import read_text
 from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
-VERSION = 20
+VERSION = 21
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 #: The prefix of a folder in which a ledger is being created.
@@ -305,6 +305,13 @@ CREATE TABLE policies (
     line TEXT NOT NULL DEFAULT 'shared'
 );
 CREATE INDEX policies_by_parent ON policies (parent);
+
+-- Further policies that a policy was made from: those of the lines that were merged into it.
+CREATE TABLE merged_policies (
+    version INTEGER NOT NULL,
+    parent INTEGER NOT NULL,
+    PRIMARY KEY (version, parent)
+);
 
 -- Turns that an outside trainer has claimed (see `leases`).
 CREATE TABLE leases (

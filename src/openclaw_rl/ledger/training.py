@@ -334,6 +334,11 @@ def add_policy(db: sqlite3.Connection, version: int, parent: int, label: str = "
     db.execute("INSERT INTO policies (version, parent, label, line) VALUES (?, ?, ?, ?)", values)
 
 
+def add_merged(db: sqlite3.Connection, version: int, parents: Iterable[int]) -> None:
+    """Record that a policy was made from these too."""
+    db.executemany("INSERT INTO merged_policies VALUES (?, ?)", [(version, parent) for parent in parents])
+
+
 def add_weights(db: sqlite3.Connection, version: int, parent: int, label: str) -> None:
     """Record weights of an outside trainer, which followed those of `parent`.
 
@@ -382,7 +387,8 @@ def versions_with(db: sqlite3.Connection, turns: Iterable[int]) -> set[int]:
         "WITH RECURSIVE trained (version) AS ("
         " SELECT s.version FROM updates s JOIN update_turns u ON u.number = s.number"
         " WHERE u.turn IN (SELECT value FROM json_each(?)) AND s.version IS NOT NULL"
-        " UNION SELECT p.version FROM policies p JOIN trained ON p.parent = trained.version)"
+        " UNION SELECT p.version FROM (SELECT version, parent FROM policies UNION ALL SELECT * FROM merged_policies) p"
+        " JOIN trained ON p.parent = trained.version)"
         " SELECT version FROM trained",
         (json.dumps(list(turns)),),
     )

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -42,6 +43,12 @@ class RelearnRequest(WireModel):
     """The body of POST /v1/policy/relearn: the line of policies."""
 
     line: str = SHARED
+
+
+class MergeRequest(WireModel):
+    """The body of POST /v1/policy/merge: the folder on the server's disk with the average of all lines."""
+
+    folder: str
 
 
 class ClaimRequest(WireModel):
@@ -100,6 +107,19 @@ async def relearn(request: Request) -> dict[str, int]:
         return {"turns": await server.operations.relearn(body.line)}
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_relearn") from error
+
+
+@router.post("/v1/policy/merge", openapi_extra=body_schema(MergeRequest))
+async def merge(request: Request) -> dict[str, int]:
+    """Let the shared line continue from what lines have in common, if it is no worse."""
+    server = server_of(request)
+    server.keys.check_operator(request)
+    async with server.bodies.read(request) as content:
+        body = parse(MergeRequest, content)
+    try:
+        return {"policy_version": await server.operations.merge(Path(body.folder))}
+    except OperationFailed as error:
+        raise ApiError(409, str(error), code="cannot_merge", param="folder") from error
 
 
 @router.post("/v1/training/claim", openapi_extra=body_schema(ClaimRequest), response_model=None)
