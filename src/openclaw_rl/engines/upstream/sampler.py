@@ -25,8 +25,7 @@ from openclaw_rl.engines.base import (
 )
 from openclaw_rl.engines.stream import Admission, PieceStream
 from openclaw_rl.http_client import HttpResponse
-from openclaw_rl.rendering.reasoning import ReasoningSplitter, WholeText
-from openclaw_rl.rendering.response import Delta, ReasoningText
+from openclaw_rl.rendering.response import Delta, ReasoningSplitter, ReasoningText, WholeText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, new_call_id
 from openclaw_rl.types import BASE_VERSION
 

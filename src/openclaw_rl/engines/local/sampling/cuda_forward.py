@@ -160,36 +160,33 @@ class CudaKVCache:
 
     def prompts(self, table: Tensor, tiles: Tensor) -> AttendPages:
         """Any number of new tokens per row of the table. All that varies is in tensors."""
-
-        def attend(layer: int, q: Tensor) -> Tensor:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            self._attend_prompts(layer, q, table, tiles, out)
-            return out.flatten(1)
-
-        return attend
+        return self._attend_to(None, (table, tiles))
 
     def decode(self, table: Tensor, lengths: Tensor) -> AttendPages:
         """One new token per row. All that varies is in tensors, as a CUDA graph needs it."""
-
-        def attend(layer: int, q: Tensor) -> Tensor:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            self._attend_single(layer, q, table, lengths, out)
-            return out.flatten(1)
-
-        return attend
+        return self._attend_to((table, lengths), None)
 
     def _attend(self, work: Sequence[Work]) -> AttendPages:
         single = sum(item.count == 1 for item in work)
         table = on_device(page_table([item.sequence.pages for item in work]), self.device)
         lengths = on_device(np.asarray([item.stop for item in work[:single]], np.int32), self.device)
         prompt_tiles = on_device(self.tiles(work[single:], single), self.device)
+        return self._attend_to(
+            (table[:single], lengths) if single else None, (table[single:], prompt_tiles) if len(prompt_tiles) else None
+        )
+
+    def _attend_to(self, rows: tuple[Tensor, Tensor] | None, prompts: tuple[Tensor, Tensor] | None) -> AttendPages:
+        """Attention of rows of one token (their page table and lengths), then of prompts (page table and tiles)."""
 
         def attend(layer: int, q: Tensor) -> Tensor:
+            keys = self.pages.keys[layer]
+            values = self.pages.values[layer]
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            if single:
-                self._attend_single(layer, q[:single], table[:single], lengths, out[:single])
-            if len(prompt_tiles):
-                self._attend_prompts(layer, q, table[single:], prompt_tiles, out)
+            if rows is not None:
+                single = len(rows[1])
+                paged_decode(q[:single], keys, values, *rows, self._scale, out[:single])
+            if prompts is not None:
+                paged_prompts(q, keys, values, *prompts, self._scale, out)
             return out.flatten(1)
 
         return attend
@@ -201,12 +198,6 @@ class CudaKVCache:
             runs.append(PromptRun(place, item.start, item.count))
             place += item.count
         return np.asarray(tiles(runs, self.shape.heads // self.shape.kv_heads), np.int32).reshape(-1, 4)
-
-    def _attend_prompts(self, layer: int, q: Tensor, table: Tensor, tiles: Tensor, out: Tensor) -> None:
-        paged_prompts(q, self.pages.keys[layer], self.pages.values[layer], table, tiles, self._scale, out)
-
-    def _attend_single(self, layer: int, q: Tensor, table: Tensor, lengths: Tensor, out: Tensor) -> None:
-        paged_decode(q, self.pages.keys[layer], self.pages.values[layer], table, lengths, self._scale, out)
 
 
 def token_columns(work: Sequence[Work]) -> NDArray[np.int32]:
