@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from openclaw_rl.client import TOO_LONG, ServerError
 from openclaw_rl.evals import coding
 from openclaw_rl.evals.chat import Message, Reply
-from openclaw_rl.evals.coding import Problem, extract_code, problems, same, score
+from openclaw_rl.evals.coding import Problem, extract_code, problems, score
 from openclaw_rl.evals.scores import CaseScore, TaskScores, ask_all
+from openclaw_rl.lab.schema import same_json
 from support.coding_solutions import solution
 
 NAMES = [problem.name for problem in problems()]
@@ -236,7 +237,7 @@ def test_extraction_survives_a_model_in_a_loop(answer: str):
     ],
 )
 def test_values_are_compared_by_kind_too(value: Any, expected: Any, equal: bool):
-    assert same(value, expected) is equal
+    assert same_json(value, expected) is equal
 
 
 async def test_a_run_is_bounded_repeatable_and_kept_out_of_the_record():

@@ -246,10 +246,10 @@ def test_own_file(tmp_path: Path) -> None:
     [
         ('name = "plain"', "", "name is missing"),
         ("[pleased]", "[pleasant]", "pleasant is not a key"),
-        ('en = ["Thanks!"]', 'en = "Thanks!"', "pleased.en is not a list"),
+        ('en = ["Thanks!"]', 'en = "Thanks!"', "pleased.en: it must be a list"),
         ('en = ["Thanks!"]', 'de = ["Danke!"]', "pleased has no phrases in en"),
-        ("{question}", "{q}", "asks_again.en"),
-        ('check = "no_bullets"', 'check = "no_fun"', 'rules[0].check = "no_fun" is not one of'),
+        ("{question}", "{q}", 'asks_again: "Again: {q}" must contain {question} once'),
+        ('check = "no_bullets"', 'check = "no_fun"', 'rules[0]: check = "no_fun" is not one of'),
         ('check = "no_bullets"', 'check = "short"', "needs the parameter words"),
         (
             'check = "no_bullets"',
@@ -259,10 +259,10 @@ def test_own_file(tmp_path: Path) -> None:
         ('check = "no_bullets"', 'check = "says"\nparameters = { any_of = "hi" }', "a list of texts as any_of"),
         ('check = "no_bullets"', 'check = "no_bullets"\nparameters = { most = 1 }', "has no parameter most"),
         ('check = "no_bullets"', 'check = "no_bullets"\nwords = 3', "rules[0].words is not a key"),
-        ("[[rules]]", "[[rule]]", "rule is not a key"),
+        ("[[rules]]", "[[rule]]", "rules: it must be a list"),
         ('"plain"', "plain", "cannot be read"),
-        ('name = "plain"', 'name = "plain"\nrepeats_question = "yes"', "repeats_question must be true or false"),
-        ('name = "plain"', 'name = "plain"\nlanguages = []', "languages is not a list"),
+        ('name = "plain"', 'name = "plain"\nrepeats_question = "yes"', "repeats_question: it must be true or false"),
+        ('name = "plain"', 'name = "plain"\nlanguages = []', "languages: it has too few items"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -140,7 +140,7 @@ async def test_a_pleased_user_asks_the_next_question_in_the_same_message() -> No
 
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_a_displeased_user_wants_the_same_again_and_then_gives_up(repeats: bool) -> None:
-    persona: Persona = replace(BRIEF, repeats_question=repeats)
+    persona: Persona = BRIEF.model_copy(update={"repeats_question": repeats})
     held = await hold(
         answering(LONG), ScriptedUser(persona, seed=2), [QUESTION, NEXT], session="s", turns=MAX_TRIES + 1
     )

@@ -270,6 +270,7 @@ SENTENCES = {
     "bool_type": "it must be true or false",
     "string_type": "it must be text",
     "list_type": "it must be a list",
+    "tuple_type": "it must be a list",
     "dict_type": "it must be an object",
     "model_type": "it must be an object",
     "too_short": "it has too few items: at least {min_length}",

@@ -7,17 +7,16 @@ are compared here. So an answer cannot cheat; only the right values pass.
 import ast
 import functools
 import json
-import math
 import re
 import reprlib
 import secrets
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.evals.chat import Reply, Tool
 from openclaw_rl.evals.scores import CaseScore, data_lines
+from openclaw_rl.lab.schema import same_json
 from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome, run_python
 
 #: A fenced block: its language, and its text up to the closing fence or the end of the answer.
@@ -35,9 +34,6 @@ MAX_TOKENS = 512
 #: Limits for all calls of one function together.
 MAX_SECONDS = 10.0
 MAX_MEMORY_MIB = 512
-#: Two floats that differ by less are equal: the order of computation changes the last digits.
-TOLERANCE = 1e-9
-MAX_FLOAT = sys.float_info.max
 #: The program that runs in the sandbox. It discards what the answer prints, and writes the results after a random mark.
 HARNESS = """
 import io, json, sys
@@ -198,26 +194,10 @@ def _why_no_results(outcome: ProgramOutcome) -> str:
 
 def _fault(name: str, arguments: list[Any], expected: Any, result: list[Any]) -> str:
     kind, value = result
-    if kind == "value" and same(value, expected):
+    if kind == "value" and same_json(value, expected):
         return ""
     call = f"{name}({', '.join(map(repr, arguments))})"
     # A returned value may be too large or too deeply nested to be shown in full.
     if kind == "value":
         return f"{call} returns {reprlib.repr(value)} instead of {expected!r}."
     return f"{call} raises {value if isinstance(value, str) else 'something'}."
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Whether two JSON values are equal. True is not 1, but 2.0 is 2, and floats may differ by a rounding error."""
-    if isinstance(expected, list):
-        return isinstance(value, list) and len(value) == len(expected) and all(map(same, value, expected))
-    if isinstance(expected, dict):
-        same_keys = isinstance(value, dict) and value.keys() == expected.keys()
-        return same_keys and all(same(value[key], expected[key]) for key in expected)
-    if isinstance(expected, bool) or isinstance(value, bool) or not isinstance(expected, (int, float)):
-        return type(value) is type(expected) and bool(value == expected)
-    if not isinstance(value, (int, float)):
-        return False
-    # Integers are compared exactly, also because they may be too large for a float.
-    exact = (isinstance(value, int) and isinstance(expected, int)) or max(abs(value), abs(expected)) > MAX_FLOAT
-    return value == expected if exact else math.isclose(value, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

@@ -98,15 +98,16 @@ SENTENCES: dict[str, Sentence] = {
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Whether two values are equal as JSON: 2 equals 2.0, but not true or "2". Numbers may differ by rounding."""
+    """Whether two values are equal as JSON: 2 equals 2.0, but not true or "2". Floats may differ by rounding."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_json(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same_json, one, other))
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return one == other or _close(one, other)
+    if isinstance(one, float) or isinstance(other, float):
+        numbers = isinstance(one, float | int) and isinstance(other, float | int)
+        return numbers and (one == other or _close(one, other, 1e-9))
     return type(one) is type(other) and bool(one == other)
 
 
@@ -120,10 +121,10 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _close(one: float, other: float) -> bool:
-    """Whether two numbers differ by rounding only."""
+def _close(one: float, other: float, absolute: float = 0.0) -> bool:
+    """Whether two numbers differ by rounding only, or by no more than `absolute`."""
     try:
-        return math.isclose(one, other, rel_tol=1e-9)
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=absolute)
     except OverflowError:  # a whole number that is too large for a float
         return False
 

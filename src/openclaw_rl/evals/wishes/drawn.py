@@ -3,8 +3,10 @@
 A wish has a place (the beginning, the end, a last line, anywhere), words, and a form of them. It can be taken back.
 """
 
-from collections.abc import Callable, Collection
+import tomllib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from random import Random
 
 from openclaw_rl.evals.conversation import EvalQuestion, questions
@@ -14,30 +16,6 @@ from openclaw_rl.evals.wishes.wish import EvalWish
 #: The set of these wishes.
 DRAWN = "drawn"
 LONGEST_ANSWER = 96
-_FIRST = (
-    *(
-        "amber",
-        "brave",
-        "calm",
-        "copper",
-        "crimson",
-        "dusty",
-        "early",
-        "frosty",
-        "gentle",
-        "golden",
-        "hollow",
-        "humble",
-    ),
-    *("idle", "jolly", "lively", "lucky", "marble", "mellow", "misty", "noble", "olive", "patient", "plain", "proud"),
-    *("quiet", "rusty", "scarlet", "silver", "sleepy", "sturdy", "sunny", "tidy", "velvet", "wandering", "wooden"),
-)
-_SECOND = (
-    *("anchor", "badger", "basket", "beacon", "bridge", "button", "candle", "canyon", "castle", "cloud", "compass"),
-    *("cricket", "drummer", "falcon", "fiddle", "garden", "harbour", "hammer", "island", "kettle", "ladder", "lantern"),
-    *("meadow", "mirror", "monkey", "needle", "orchard", "otter", "paddle", "pepper", "pillow", "pocket", "raven"),
-    *("ribbon", "saddle", "sparrow", "teapot", "thistle", "tunnel", "turtle", "violin", "wagon", "walnut", "window"),
-)
 #: How the words are written.
 FORMS: dict[str, Callable[[str], str]] = {
     "plain": lambda words: words,
@@ -54,61 +32,11 @@ class WordPlace:
     note: str
     shown: str
     """An answer with them, from its usual text."""
-    displeased: tuple[str, ...]
+    displeased: Sequence[str]
 
 
-PLACES = {
-    "begins": WordPlace(
-        "begins_with",
-        'Begin every answer with "{words}".',
-        "{words}: {answer}",
-        (
-            'Please begin every answer with "{words}".',
-            'Always start with "{words}", please.',
-            'Your answers should begin with "{words}".',
-            'I want every answer to start with "{words}".',
-        ),
-    ),
-    "ends": WordPlace(
-        "ends_with",
-        'End every answer with "{words}".',
-        "{answer} {words}",
-        (
-            'Please end every answer with "{words}".',
-            'Always finish with "{words}", please.',
-            'Your answers should end with "{words}".',
-            'I want "{words}" as the last words of every answer.',
-        ),
-    ),
-    "last line": WordPlace(
-        "last_line",
-        'End every answer with a line of its own that begins with "{words}:" and names the topic.',
-        "{answer}\n{words}: {topic}",
-        (
-            'Please add a last line that begins with "{words}:" and names the topic.',
-            'Every answer should end with a line "{words}:" and the topic.',
-            'Always write a last line of its own: "{words}:" and then the topic.',
-        ),
-    ),
-    "says": WordPlace(
-        "says",
-        'Use the words "{words}" in every answer.',
-        "{answer} Think of the {words} too.",
-        (
-            'Please use the words "{words}" in every answer.',
-            'Always say "{words}" somewhere, please.',
-            'Every answer should have the words "{words}" in it.',
-            'I want to read "{words}" in all your answers.',
-        ),
-    ),
-}
-BACK_NOTE = 'Do not write "{words}".'
-_BACK = (
-    'Please stop writing "{words}".',
-    'No more "{words}", please. I changed my mind.',
-    'I don\'t want "{words}" in your answers any more.',
-    'Leave out "{words}" from now on.',
-)
+_PARTS = tomllib.loads((files("openclaw_rl.evals") / "data" / "drawn.toml").read_text("utf-8"))
+PLACES = {name: WordPlace(**place) for name, place in _PARTS["places"].items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +53,7 @@ def draw(dice: Random, places: Collection[str] = tuple(PLACES), without: Collect
     """A wish at one of the places, whose words share none with those in `without`."""
     name = dice.choice(sorted(places))
     taken = {word for words in without for word in words.lower().strip("*").split()}
-    plain = f"{dice.choice(_free(_FIRST, taken))} {dice.choice(_free(_SECOND, taken))}"
+    plain = f"{dice.choice(_free('first', taken))} {dice.choice(_free('second', taken))}"
     form = dice.choice(sorted(FORMS))
     words, place = FORMS[form](plain), PLACES[name]
     title = "-".join([name.replace(" ", "-"), *plain.split(), form])
@@ -133,12 +61,13 @@ def draw(dice: Random, places: Collection[str] = tuple(PLACES), without: Collect
     # Signs and capitals are no part of what says whether a text begins or ends with words.
     rules += [("writes", [words])] if form != "plain" else []
     wish = _wish(title, place.note, place.displeased, rules, words, place.shown)
-    back = _wish(f"no-{title}", BACK_NOTE, _BACK, [("avoids", [plain])], words, "{answer}")
+    gone = _PARTS["back"]
+    back = _wish(f"no-{title}", gone["note"], gone["displeased"], [("avoids", [plain])], words, "{answer}")
     return DrawnWish(wish, words, back)
 
 
-def _free(words: Collection[str], taken: Collection[str]) -> list[str]:
-    return [word for word in words if word not in taken]
+def _free(place: str, taken: Collection[str]) -> list[str]:
+    return [word for word in _PARTS[place].split() if word not in taken]
 
 
 def _wish(
