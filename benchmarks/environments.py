@@ -77,8 +77,8 @@ class Unwatched:
 
 
 def serve(port: int) -> None:
-    from openclaw_rl.api.answering import SamplingDefaults
     from openclaw_rl.api.app import create_app
+    from openclaw_rl.api.completion import SamplingDefaults
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.ledger.store import Ledger
     from openclaw_rl.rendering.chat import ChatRenderer

@@ -66,8 +66,8 @@ def serve_plainly(port: int) -> None:
 def serve_ours(port: int, context: int, mb: float) -> None:
     import gc
 
-    from openclaw_rl.api.answering import SamplingDefaults
     from openclaw_rl.api.app import create_app
+    from openclaw_rl.api.completion import SamplingDefaults
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.ledger.store import Ledger
 

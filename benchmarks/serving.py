@@ -103,8 +103,8 @@ def serve(app: FastAPI, port: int) -> None:
 
 
 def serve_ours(port: int, ledger: Ledger | None = None, notes: NotesOptions | None = None) -> None:
-    from openclaw_rl.api.answering import SamplingDefaults
     from openclaw_rl.api.app import create_app
+    from openclaw_rl.api.completion import SamplingDefaults
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.rendering.chat import ChatRenderer
 
@@ -135,8 +135,8 @@ def serve_noting(folder: Path, notes: int, examples: int, port: int) -> None:
 
 def serve_front(folder: Path, api: int, port: int) -> None:
     """A server that records, in front of the API at a port."""
-    from openclaw_rl.api.answering import SamplingDefaults
     from openclaw_rl.api.app import create_app
+    from openclaw_rl.api.completion import SamplingDefaults
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.engines.upstream.sampler import UpstreamSampler, UpstreamSettings
     from openclaw_rl.rendering.chat import MessageRenderer

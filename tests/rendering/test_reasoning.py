@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from openclaw_rl.rendering.reasoning import ReasoningSplitter
+from openclaw_rl.rendering.response import ReasoningSplitter
 
 OPEN, CLOSE = "<think>", "</think>"
 

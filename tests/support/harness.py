@@ -13,8 +13,8 @@ import httpx
 import openai
 import uvicorn
 
-from openclaw_rl.api.answering import SamplingDefaults
 from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import SamplingDefaults
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger

@@ -11,8 +11,8 @@ import httpx
 import openai
 import uvicorn
 
-from openclaw_rl.api.answering import SamplingDefaults
 from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import SamplingDefaults
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from openclaw_rl.api.answering import SamplingDefaults
 from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import SamplingDefaults
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.engines.upstream.sampler import UpstreamSampler, UpstreamSettings
 from openclaw_rl.ledger import turns

@@ -1,10 +1,13 @@
-"""One chat completion from the first to the last token. It does not depend on the format that the client receives."""
+"""One answer from its request to its last token. It does not depend on the format that the client receives."""
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -12,12 +15,29 @@ import numpy as np
 
 from openclaw_rl.api.capture.turn import Choice, OpenTurn
 from openclaw_rl.api.errors import from_engine
+from openclaw_rl.api.reader import AnswerRules, IncomingRequest, context_length_exceeded
 from openclaw_rl.api.server_metrics import ServerMetrics
-from openclaw_rl.engines.base import EngineUnavailable, SampleStream, TextPiece, TextStream
-from openclaw_rl.rendering.chat import CHARACTERS_PER_TOKEN, RenderedPrompt
-from openclaw_rl.rendering.response import Delta
-from openclaw_rl.types import FinishReason, SampledToken, SamplingParams
+from openclaw_rl.api.wire import ChatRequest, TextRequest
+from openclaw_rl.engines.base import EngineUnavailable, Sampler, SampleStream, TextStream
+from openclaw_rl.rendering.call_format import call_format
+from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
+from openclaw_rl.rendering.response import THINK, Delta, ResponseParser
+from openclaw_rl.rendering.tokenizer import read_json
+from openclaw_rl.rendering.tool_calls import ToolParser
+from openclaw_rl.rendering.tool_formats import FORMATS
+from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams, TurnKind
 
+log = logging.getLogger(__name__)
+
+#: Larger values of top_k mean the same, and would overflow a 32-bit integer.
+MAX_TOP_K = 2**31 - 1
+#: Sampling parameters by their name in a generation config.
+GENERATION_CONFIG_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_new_tokens": "max_tokens",
+}
 #: The longest passage that is looked for, in tokens.
 LONGEST_PASSAGE = 150
 #: For each length of a passage, how many repeated tokens make a loop: it stands there three times, or more often if it
@@ -236,32 +256,126 @@ class TokenCompletion(Completion):
         return next((place for place, token in enumerate(tokens, start=1) if watch.push(token.token_id)), None)
 
 
-class TextCompletion(Completion):
-    """A completion that another API gives as text. Its numbers of tokens are those of the API, or estimates."""
-
-    _stream: TextStream
-
-    def _tokens(self) -> tuple[int, int, int]:
-        told = self._stream.usage
-        written = sum(len(str(choice.message.body()["content"] or "")) for choice in self.choices)
-        completion = told.get("completion_tokens", written // CHARACTERS_PER_TOKEN)
-        return told.get("prompt_tokens", self.prompt.length), completion, told.get("cached_tokens", 0)
-
-    def _read(self, batch: list[TextPiece]) -> Iterator[ChoiceUpdate]:
-        for piece in batch:
-            choice = self.choices[piece.index]
-            for delta in piece.deltas:
-                choice.message.add(delta)
-            choice.finish_reason = piece.finish
-            yield ChoiceUpdate(piece.index, [], list(piece.deltas), piece.finish)
-
-    def _told_usage(self) -> dict[str, int]:
-        return dict(self._stream.usage)
-
-
 def finish_reason(choice: Choice, engine: FinishReason | None) -> str:
     """OpenAI's name for why a choice ended."""
     assert choice.parser is not None
     if engine is FinishReason.LENGTH and not choice.parser.stopped:
         return "length"
     return "tool_calls" if choice.parser.called_tools else "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Sampling parameters for what a request leaves out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = None
+    """None: as many as the context has room for."""
+    stops_loops: bool = False
+    """Whether an answer without a limit and a format ends when it repeats itself."""
+
+    def for_model(self, folder: Path) -> "SamplingDefaults":
+        """The values of the model's generation config; for those that it does not name, these."""
+        config = read_json(folder / "generation_config.json")
+        for key in ("repetition_penalty", "min_p"):
+            if config.get(key) not in (None, 0, 1):
+                log.warning("The model's generation config asks for %s, which is not supported.", key)
+        values = {name: config[key] for key, name in GENERATION_CONFIG_FIELDS.items() if config.get(key) is not None}
+        return replace(self, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """How tokens are sampled and read where a request does not say."""
+
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    tool_parser: str = "auto"
+    seed: int = 0
+    recorded_top: int = 0
+    """How many of the likeliest tokens are recorded with each token of a main turn."""
+
+
+class TokenAnswers:
+    """Answers with tokens that a sampler draws.
+
+    A request without a seed gets one that follows from the server's seed and the number of the request.
+    """
+
+    def __init__(
+        self, sampler: Sampler, renderer: ChatRenderer, metrics: ServerMetrics, settings: TokenSettings
+    ) -> None:
+        self.sampler = sampler
+        self.renderer = renderer
+        self.metrics = metrics
+        self.settings = settings
+        parser = renderer.tool_format if settings.tool_parser == "auto" else settings.tool_parser
+        self._tool_format = FORMATS[parser]
+        self._detokenizer = renderer.detokenizer.showing(renderer.reasoning.markers)
+        self._detokenizer_for_calls = self._detokenizer.showing(self._tool_format.all_markers)
+        thinks = renderer.reasoning is THINK and THINK.opening in renderer.template.text
+        constrains = sampler.capabilities.constrains
+        before_content = renderer.reasoning.before_content
+        self.rules = AnswerRules(call_format(renderer, parser), thinks, constrains, before_content)
+        self._seeds = (request_seed(settings.seed, number) for number in count())
+
+    def start(
+        self,
+        incoming: IncomingRequest,
+        prompt: RenderedPrompt,
+        turn: OpenTurn | None,
+        id_prefix: str,
+        version: int | None,
+    ) -> Completion:
+        """Give a request to the sampler. Raises ApiError, QueueFull and EngineUnavailable."""
+        request = incoming.request
+        constraint = incoming.constraint and self.rules.for_prompt(incoming.constraint, prompt)
+        recorded_top = self.settings.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
+        params = self._params(request, len(prompt.ids), recorded_top)
+        n = request.n or 1
+        sampled = SampleRequest(
+            prompt.ids, params, n, version=version, owner=incoming.owner, constraint=constraint, line=incoming.line
+        )
+        stream = self.sampler.sample(sampled)
+        choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
+        bounded = request.max_completion_tokens or request.max_tokens or constraint
+        stops_loops = self.settings.defaults.stops_loops and not bounded
+        return TokenCompletion(
+            prompt, params, stream, choices, self.metrics, turn, incoming.arrived, id_prefix, stops_loops=stops_loops
+        )
+
+    def _params(self, request: ChatRequest, prompt_tokens: int, recorded_top: int) -> SamplingParams:
+        limit = self.sampler.limits.max_context_tokens
+        room = limit - prompt_tokens
+        if room < 1:
+            raise context_length_exceeded(prompt_tokens, limit)
+        defaults = self.settings.defaults
+        max_tokens = request.max_completion_tokens or request.max_tokens or defaults.max_tokens or room
+        return SamplingParams(
+            max_tokens=min(max_tokens, room),
+            temperature=defaults.temperature if request.temperature is None else request.temperature,
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
+            top_k=min(MAX_TOP_K, max(0, defaults.top_k if request.top_k is None else request.top_k)),
+            seed=next(self._seeds) if request.seed is None else request.seed,
+            stop_token_ids=self.renderer.tokenizer.eos_ids,
+            top_logprobs=max(request.top_logprobs or 0, recorded_top),
+        )
+
+    def _response_parser(self, request: ChatRequest, prompt: RenderedPrompt) -> ResponseParser:
+        if isinstance(request, TextRequest):
+            return ResponseParser(self.renderer.detokenizer, request.stops, reasoning=None)
+        tools = request.offered_tools
+        return ResponseParser(
+            self._detokenizer_for_calls if tools else self._detokenizer,
+            request.stops,
+            prompt.opens_reasoning,
+            ToolParser(self._tool_format, tools) if tools else None,
+            reasoning=self.renderer.reasoning,
+            one_call=request.parallel_tool_calls is False,
+        )
+
+
+def request_seed(seed: int, number: int) -> int:
+    """The seed of the server's n-th request. Servers with different seeds share none of them."""
+    return (seed << 32) + number

@@ -9,15 +9,15 @@ from typing import Any
 from fastapi import Request
 from tokenizers import Tokenizer
 
-from openclaw_rl.api.answering import SamplingDefaults, TextAnswers, TokenAnswers, TokenSettings
 from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.capture.capture import Capture
 from openclaw_rl.api.capture.note_giver import NoteGiver
 from openclaw_rl.api.capture.turn import OpenTurn
-from openclaw_rl.api.completion import Completion
+from openclaw_rl.api.completion import Completion, SamplingDefaults, TokenAnswers, TokenSettings
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.reader import BodyReader, IncomingRequest, RawRequest, RequestReader
 from openclaw_rl.api.server_metrics import ServerMetrics
+from openclaw_rl.api.text_answers import TextAnswers
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, TextSampler, VersionGone
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger

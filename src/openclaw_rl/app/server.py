@@ -12,8 +12,8 @@ from typing import Any
 
 import uvicorn
 
-from openclaw_rl.api.answering import SamplingDefaults
 from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import SamplingDefaults
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.app.assembly import (
     Engines,

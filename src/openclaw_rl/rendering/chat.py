@@ -21,7 +21,7 @@ from jinja2.utils import Namespace
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.call_history import QUESTION, RESULTS, HistoryForm, decoded, find_form, probe
 from openclaw_rl.rendering.memo import remembered, shared
-from openclaw_rl.rendering.reasoning import reasoning_of
+from openclaw_rl.rendering.response import reasoning_of
 from openclaw_rl.rendering.tokenizer import ChatTokenizer, Detokenizer, TooLong
 from openclaw_rl.rendering.tool_formats import WRITTEN, CallFormat, choose_format, written_in
 

@@ -20,7 +20,6 @@ from openclaw_rl.rendering.call_bodies import (
     after_space,
     ends_here,
 )
-from openclaw_rl.rendering.reasoning import prefix_at_end
 
 
 @dataclass(frozen=True)
@@ -214,3 +213,9 @@ class ToolParser:
         self._source = GrowingText(text[length:], self._source.final)
         self._block = None
         return text[:length]
+
+
+def prefix_at_end(text: str, mark: str) -> int:
+    """The length of the longest end of `text` that is a beginning of `mark`, but not all of it."""
+    longest = min(len(text), len(mark) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(mark[:length])), 0)
