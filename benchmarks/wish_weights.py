@@ -18,7 +18,7 @@ import torch
 from common import machine, sized, table
 
 from openclaw_rl.judge.rules.grammar import LEAST, Scale, all_grammars
-from openclaw_rl.judge.rules.text import shorten, without_code
+from openclaw_rl.judge.rules.phrases import shorten, without_code
 from openclaw_rl.judge.rules.wishes import asks_for_document, weigh, without_material
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,10 +15,13 @@ import pytest_asyncio
 from openclaw_rl.engines.base import QueueFull, VersionGone
 from openclaw_rl.evals.conversation import all_questions
 from openclaw_rl.learn import guard as module
-from openclaw_rl.learn.guard import FILE, MAX_CONCURRENT, Guard, GuardState
-from openclaw_rl.learn.plain_prompts import (
+from openclaw_rl.learn.guard import (
+    FILE,
+    MAX_CONCURRENT,
     MAX_OWN,
     MAX_ROUNDS,
+    Guard,
+    GuardState,
     PlainAnswers,
     PlainPrompt,
     own_prompts,

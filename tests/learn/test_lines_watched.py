@@ -9,10 +9,10 @@ import pytest
 
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.learn import build
-from openclaw_rl.learn.budget import Budget
 from openclaw_rl.learn.build import GuardWatch
 from openclaw_rl.learn.checkpoints import RECORD, Checkpoints, line_folder, write_new_record
 from openclaw_rl.learn.guard import FILE as GUARD_FILE
+from openclaw_rl.learn.lineage import Budget
 from openclaw_rl.learn.merging import NotMerged, merge_into
 from openclaw_rl.ledger import deletion, training
 from openclaw_rl.rendering.chat import ChatRenderer

@@ -9,8 +9,7 @@ from statistics import fmean
 import pytest
 
 from openclaw_rl.engines.base import EngineStats, StepStopped
-from openclaw_rl.learn.guard import FILE, Guard
-from openclaw_rl.learn.plain_prompts import plain_prompts
+from openclaw_rl.learn.guard import FILE, Guard, plain_prompts
 from openclaw_rl.learn.practice_teacher import TRIAL_PROMPTS, shipped_prompts
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import deletion, notes, pages, practices, training

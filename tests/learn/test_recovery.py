@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from openclaw_rl.learn.budget import MAX_SHARE, Budget
+from openclaw_rl.learn.lineage import MAX_SHARE, Budget
 
 
 @pytest.mark.parametrize("cost", [0.001, 0.3, 5.0, 400.0])

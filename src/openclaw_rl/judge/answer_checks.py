@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.judge.rules.comparison import content_words
-from openclaw_rl.judge.rules.text import WORD, ends_with_question
+from openclaw_rl.judge.rules.phrases import WORD, ends_with_question
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import BASE_VERSION, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
 

@@ -1,6 +1,6 @@
 """Statistics of few results: means with intervals, tests of differences, and sessions until adherence.
 
-Pure Python. The same input gives the same numbers everywhere.
+The same input gives the same numbers everywhere.
 """
 
 import math
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import Any
+
+import numpy as np
 
 CONFIDENCE = 0.95
 #: How many sessions in a row must have a first reply that passes.
@@ -123,6 +125,22 @@ def compare_passes(before: Sequence[bool], after: Sequence[bool]) -> Difference:
     return Difference(new - old, low, high, _mcnemar(pairs[False, True], pairs[True, False]), n)
 
 
+def probability_of_so_few(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> float:
+    """How probable so few passes in the second results are, if both pass each case equally often.
+
+    It is exact: given how many results of a case passed in all, every division of them between the two is equally
+    probable. With one result of each it is McNemar's test.
+    """
+    chances, passed = np.ones(1), 0
+    for before, got in pairs:
+        both = sum(before) + sum(got)
+        # Where all results pass, or none, there is one division.
+        if before and 0 < both < len(before) + len(got):
+            chances = np.convolve(chances, _divisions(len(before), len(got), both))
+            passed += sum(got)
+    return float(chances[: passed + 1].sum())
+
+
 def sessions_until_adherence(passes: Sequence[bool], run: int = RUN) -> int | None:
     """How many sessions it took until the first reply passed `run` times in a row; None if it never did.
 
@@ -147,6 +165,13 @@ def mean_until(results: Sequence[int | None], cap: int, run: int = RUN) -> Sessi
     # No seed can take fewer sessions than the row has.
     interval = (max(bounds[0], run), bounds[1]) if bounds else None
     return SessionsUntil(fmean(sessions), interval, cap, reached, len(sessions) - reached)
+
+
+@cache
+def _divisions(others: int, own: int, passed: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """The chances that 0, 1, … of `own` answers are among those that passed."""
+    ways = [math.comb(own, n) * math.comb(others, passed - n) if n <= passed else 0 for n in range(own + 1)]
+    return np.array(ways) / math.comb(own + others, passed)
 
 
 def _mcnemar(better: int, worse: int) -> float:

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler, policy_in
 from openclaw_rl.engines.lines import LearnerOfLines, LineSampler, SamplerOfLines
-from openclaw_rl.learn.budget import Budget
 from openclaw_rl.learn.checkpoints import (
     BadCheckpoint,
     Checkpoint,
@@ -26,12 +25,11 @@ from openclaw_rl.learn.checkpoints import (
 )
 from openclaw_rl.learn.gate import Gate, read_items
 from openclaw_rl.learn.guard import FILE as GUARD_FILE
-from openclaw_rl.learn.guard import Guard
-from openclaw_rl.learn.lineage import LineOptions, VersionNumbers
+from openclaw_rl.learn.guard import Guard, own_prompts
+from openclaw_rl.learn.lineage import Budget, LineOptions, VersionNumbers
 from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.options import TrainingOptions
-from openclaw_rl.learn.plain_prompts import own_prompts
 from openclaw_rl.learn.practice_teacher import Keeps
 from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.learn.reporting import (

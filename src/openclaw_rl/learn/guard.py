@@ -1,7 +1,8 @@
 """Watches over the policy while it learns: whether it still answers plain questions sensibly.
 
-Every policy is asked the same plain prompts with the same random draws. Only sense counts; the other numbers are
-reported.
+Every policy is asked the same plain prompts with the same random draws: everyday questions that we ship, and some of
+the run's own first messages. Only sense counts: short answers, another language or a pirate's tone are not worse. The
+other numbers are reported.
 """
 
 import asyncio
@@ -10,8 +11,10 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,21 +23,13 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import EngineError, QueueFull, Sampler, VersionGone
-from openclaw_rl.learn.budget import MAX_SHARE, Budget
-from openclaw_rl.learn.plain_prompts import (
-    CLEARLY_WORSE,
-    MAX_ROUNDS,
-    SUSPICIOUS,
-    WORSE,
-    PlainAnswers,
-    PlainPrompt,
-    plain_prompts,
-    probability,
-    why_worse,
-)
+from openclaw_rl.lab.statistics import probability_of_so_few
+from openclaw_rl.learn.lineage import MAX_SHARE, Budget
 from openclaw_rl.ledger.sessions import SET_ASIDE
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import conversation_starts, load_readable
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.sense import repeats, words_of
+from openclaw_rl.sense import check, repeats, words_of
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -47,6 +42,19 @@ from openclaw_rl.types import (
 
 log = logging.getLogger(__name__)
 
+PROMPTS = Path(__file__).with_name("plain_prompts.jsonl")
+#: The run's own first messages: how many are asked, how long they may be, and how many turns are looked at for them.
+MAX_OWN, MAX_OWN_CHARACTERS, MAX_SEARCHED_TURNS = 8, 300, 50
+#: A policy is asked again, with other draws, while its answers are this improbable for one that is as good as the
+#: reference. It is worse if after the last round all answers are so improbable, and the share of sensible ones fell by
+#: so much; after earlier rounds, if it is clear. Of policies that do not change, fewer than 1 in 50 are called worse
+#: within 50 examinations; a fall from 0.97 to 0.79 is found by a single one in more than 9 of 10 cases
+#: (tests/learn/test_guard.py).
+SUSPICIOUS, WORSE, CLEARLY_WORSE, MIN_FALL, MAX_ROUNDS = 0.2, 0.0002, 1e-6, 0.08, 5
+#: Words that show that a text is in English, and the share of them and the number of words that say so.
+_ENGLISH_WORDS = "the of and to is are that it you for with this be by from or have can your they their"
+_ENGLISH = frozenset(_ENGLISH_WORDS.split())
+_MIN_ENGLISH, _MIN_WORDS = 0.08, 5
 #: In the run directory: the references, the last examination, and what it led to.
 FILE = "guard.json"
 TEMPERATURE, MAX_TOKENS = 0.7, 96
@@ -63,6 +71,93 @@ NUMBERS = {
 
 #: Their names in the reports of steps.
 METRICS = tuple(f"guard_{name}" for name in NUMBERS)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPrompt:
+    """A question that every policy is asked."""
+
+    key: str
+    """The same for the same question in every program."""
+    text: str
+    reference: str = ""
+    """What an answer is about; empty if nobody knows, so that it may be about anything."""
+    owner: str = ""
+
+    def is_sensible(self, answer: str) -> bool:
+        anything = not self.reference or is_other_language(answer)
+        return check(answer, self.text, self.reference, translated=anything).ok
+
+    def seed(self, draw: int) -> int:
+        """Of the random numbers for one of its answers, whichever policy gives it."""
+        return zlib.crc32(f"{self.key} {draw}".encode())
+
+
+def is_other_language(answer: str) -> bool:
+    """Whether an answer is long enough to be in English, and is not."""
+    words = words_of(answer)
+    return len(words) >= _MIN_WORDS and sum(word in _ENGLISH for word in words) < _MIN_ENGLISH * len(words)
+
+
+@cache
+def plain_prompts() -> tuple[PlainPrompt, ...]:
+    """The questions that we ship."""
+    read = map(json.loads, PROMPTS.read_text("utf-8").splitlines())
+    return tuple(PlainPrompt(f"plain-{zlib.crc32(one['text'].encode()):08x}", **one) for one in read)
+
+
+def own_prompts(ledger: Ledger, owner: str | None = None) -> list[PlainPrompt]:
+    """The first messages of the run's first conversations, or of an owner's: short ones, without a system prompt and
+    tools, each once."""
+    found: dict[str, PlainPrompt] = {}
+    for number in ledger.read(conversation_starts, MAX_SEARCHED_TURNS, owner):
+        turn = ledger.read(load_readable, number)
+        messages = turn.messages if turn else []
+        text = messages[0].get("content") if len(messages) == 1 and messages[0].get("role") == "user" else None
+        if turn and isinstance(text, str) and text.strip() and len(text) <= MAX_OWN_CHARACTERS:
+            found.setdefault(text, PlainPrompt(f"turn-{number}", text, owner=turn.session.owner))
+        if len(found) == MAX_OWN:
+            break
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAnswers:
+    """How a policy answered."""
+
+    version: int
+    sensible: Mapping[str, Sequence[bool]] = field(default_factory=dict)
+    """For each prompt: whether its answers were sensible, one for each round."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """By the names in `NUMBERS`, of the first round."""
+    created: float = 0.0
+
+    @property
+    def passed(self) -> int:
+        return sum(map(sum, self.sensible.values()))
+
+    @property
+    def asked(self) -> int:
+        return sum(map(len, self.sensible.values()))
+
+    def shared(self, other: "PlainAnswers") -> "PlainAnswers":
+        """The same without the prompts that another policy was not asked."""
+        return replace(self, sensible={key: got for key, got in self.sensible.items() if key in other.sensible})
+
+
+def probability(reference: PlainAnswers, policy: PlainAnswers) -> float:
+    """How probable so few sensible answers are for a policy that answers each prompt as well as the reference."""
+    shared = [(reference.sensible.get(key, ()), got) for key, got in policy.sensible.items()]
+    return probability_of_so_few(shared)
+
+
+def why_worse(reference: PlainAnswers, policy: PlainAnswers, limit: float = WORSE) -> str:
+    """Why a policy is worse than the reference; empty if it may be as good."""
+    before, now = reference.shared(policy), policy.shared(reference)
+    if probability(reference, policy) >= limit or before.passed / before.asked - now.passed / now.asked < MIN_FALL:
+        return ""
+    of = "" if before.asked == now.asked else f" of {before.asked}"
+    return f"sensible answers to plain prompts fell from {before.passed}{of} to {now.passed} of {now.asked}"
 
 
 @dataclass(slots=True)

@@ -7,12 +7,10 @@ from collections.abc import Callable
 
 from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, Learner, Sampler, StepRefused
-from openclaw_rl.learn.budget import Budget
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
-from openclaw_rl.learn.guard import Guard
-from openclaw_rl.learn.lineage import Lineage, LineOptions
-from openclaw_rl.learn.plain_prompts import PlainAnswers
+from openclaw_rl.learn.guard import Guard, PlainAnswers
+from openclaw_rl.learn.lineage import Budget, Lineage, LineOptions
 from openclaw_rl.learn.reporting import Records, Reporter
 from openclaw_rl.learn.rollback import find_traces, newest_until, newest_without, remove
 from openclaw_rl.learn.step import LearnSettings, NotPromoted, Phase, Phases, StepRunner

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.errors import UserError
 from openclaw_rl.judge.rules import ReplyKind, instruct, read_reply, ready
-from openclaw_rl.judge.rules.text import QUOTATION, shorten, without_code
+from openclaw_rl.judge.rules.phrases import QUOTATION, shorten, without_code
 from openclaw_rl.judge.rules.wishes import is_unsafe, without_material
 from openclaw_rl.rendering.chat import content_text, spell_out_message, template_message
 from openclaw_rl.rendering.clients import is_passing, message_words

@@ -17,7 +17,7 @@ from typing import Any
 
 from openclaw_rl.judge.judges.base import Case, Said, UserWords
 from openclaw_rl.judge.rules.grammar import all_grammars, grammars_for
-from openclaw_rl.judge.rules.text import QUOTATION, mask_quotations, normalise
+from openclaw_rl.judge.rules.phrases import QUOTATION, mask_quotations, normalise
 from openclaw_rl.judge.rules.wishes import MOST_WISHES, is_unsafe, topic_of
 from openclaw_rl.types import HeardWishes, Note, Wish, scope_stems
 

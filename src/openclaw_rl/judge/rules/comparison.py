@@ -10,8 +10,14 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from openclaw_rl.judge.rules.phrases import Lexicon, all_small_words, lexicon_for
-from openclaw_rl.judge.rules.text import ends_with_question, normalise, numbers, shorten
+from openclaw_rl.judge.rules.phrases import (
+    Lexicon,
+    all_small_words,
+    ends_with_question,
+    lexicon_for,
+    normalise,
+    shorten,
+)
 
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
 _HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
@@ -41,6 +47,31 @@ _REACH = 60
 _MOST_OPPOSITES = 3
 #: A longer message that says "X, not Y" may be about something else.
 _SHORT_STATEMENT = 50
+_DIGITS = re.compile(r"\d+(?:[.,:]\d+)*")
+_LETTERS = re.compile(r"[^\W\d_]+")
+#: Number words from 2 to 12 in English, German, French and Spanish. "One" is also an article or a pronoun.
+_NUMBER_WORDS = {
+    word: str(number)
+    for number, listed in enumerate(
+        (
+            "two zwei deux dos",
+            "three drei trois tres",
+            "four vier quatre cuatro",
+            "five funf cinq cinco",
+            "six sechs seis",
+            "seven sieben sept siete",
+            "eight acht huit ocho",
+            "nine neun neuf nueve",
+            "ten zehn dix diez",
+            "eleven elf onze once",
+            "twelve zwolf douze doce",
+        ),
+        start=2,
+    )
+    for word in listed.split()
+}
+_HAN_COUNT = re.compile(r"[两二三四五六七八九十]+(?=[个個位人张張本条條次天年月日点點份句段页頁号號岁歲只间間道])")
+_HAN_NUMBERS = {"两": "2"} | {sign: str(number) for number, sign in enumerate("二三四五六七八九十", start=2)}
 
 
 class TurnTexts(NamedTuple):
@@ -321,3 +352,10 @@ def shares_words(text: str, turn: TurnTexts, least: int = 1) -> bool:
     """Whether a text names something that the request or the response named."""
     named = content_words(text)
     return any(len(named & content_words(before)) >= least for before in turn)
+
+
+def numbers(text: str) -> set[str]:
+    """The numbers of a text, in digits or in words, as digits."""
+    words = {_NUMBER_WORDS[word] for word in _LETTERS.findall(normalise(text)) if word in _NUMBER_WORDS}
+    counts = {_HAN_NUMBERS[count] for count in _HAN_COUNT.findall(text) if count in _HAN_NUMBERS}
+    return set(_DIGITS.findall(text)) | words | counts

@@ -46,13 +46,16 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.rules.phrases import SCRIPTS, expand, tables, word_list
-from openclaw_rl.judge.rules.text import (
+from openclaw_rl.judge.rules.phrases import (
+    SCRIPTS,
     ends_with_question,
+    expand,
     mask_quotations,
     normalise,
     normalise_in_place,
     sentence_spans,
+    tables,
+    word_list,
 )
 
 #: Words of a topic that no table names.

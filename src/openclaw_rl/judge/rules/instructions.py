@@ -27,11 +27,13 @@ from openclaw_rl.judge.rules.phrases import (
     all_small_words,
     expand,
     lexicon_for,
+    mask_quotations,
+    normalise,
+    normalise_in_place,
     read_phrases,
     tables,
     word_list,
 )
-from openclaw_rl.judge.rules.text import mask_quotations, normalise, normalise_in_place
 
 #: Characters of a hint.
 MAX_HINT = 300

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from openclaw_rl.judge.rules.phrases import SCRIPTS, tables, word_list
-from openclaw_rl.judge.rules.text import WORD, normalise, sentence_spans
+from openclaw_rl.judge.rules.phrases import SCRIPTS, WORD, normalise, sentence_spans, tables, word_list
 
 _NUMBERS = {
     word: number

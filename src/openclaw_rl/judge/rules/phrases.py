@@ -1,13 +1,14 @@
-"""Reads the phrase files, `languages/*.toml`, and finds their phrases in a text.
+"""Text as the rules read it: shortened, normalised, in sentences; and the phrases that they find in it.
 
-A phrase is a regular expression over normalised text (see `text.normalise`; phrases are normalised too), one sentence
-at a time. A space matches a space, `^` and `$` are the ends of a clause (commas, colons and "but" end one), `{name}` is
-a word group of the file's `[words]`. In scripts with spaces a phrase matches whole words only. To add a language, add a
-file. `signals.py` explains the signals.
+A phrase of the files `languages/*.toml` is a regular expression over normalised text (phrases are normalised too), one
+sentence at a time. A space matches a space, `^` and `$` are the ends of a clause (commas, colons and "but" end one),
+`{name}` is a word group of the file's `[words]`. In scripts with spaces a phrase matches whole words only. To add a
+language, add a file. `signals.py` explains the signals.
 """
 
 import re
 import tomllib
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,36 @@ from importlib.resources import files
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
-from openclaw_rl.judge.rules.text import normalise
+#: Characters of a long message that are read. People give their opinion at the beginning or at the end.
+HEAD, TAIL = 500, 250
+QUOTATION = re.compile(
+    r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^”“»」』\n]{1,200}[”“»」』]"
+    # Single quotation marks are also apostrophes: within a quotation they stand between letters.
+    r"|(?<!\w)['‘](?=\w)[^'’\n]{1,100}(?:['’]\w[^'’\n]{0,100}){0,3}['’](?!\w)"
+)
+#: A word; in scripts without spaces, a character.
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_QUOTED_LINE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
+_ACCENT = re.compile("[\u0300-\u036f]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\U0001f3fb-\U0001f3ff]")
+_STRETCHED = re.compile(r"([^\W\d_])\1{2,}")
+#: The full stop of a title or an abbreviation ends no sentence: "Dr. Lopez".
+_NO_TITLE = (
+    r"(?<!\bDr\.)(?<!\bMr\.)(?<!\bMs\.)(?<!\bMrs\.)(?<!\bProf\.)(?<!\bSr\.)(?<!\bSra\.)(?<!\bi\.e\.)(?<!\be\.g\.)"
+)
+#: The last alternative is for a missing full stop: "shorter pls Another question: why ...".
+_SENTENCE_END = re.compile(
+    rf"(?<=[.!?;…]){_NO_TITLE}[.!?;…]*\s+|(?<=[。！？；])\s*|\n+|\s+[-–—]+\s+"
+    r"|(?<=[a-zß-ÿ]) (?=[A-ZÀ-Þ]\w{1,15} (?:\w{1,15} ){0,2}\w{1,15} ?: )"
+)
+_NO_SENTENCE = " .!?;…。！？；\t"
+_WIDTHS = str.maketrans(
+    {"。": ". ", "！": "! ", "？": "? ", "；": "; ", "，": ", ", "、": ", ", "：": ": ", "¿": " ", "¡": " "}
+    | dict.fromkeys("‘’ʼ´`＇", "'")
+    | dict.fromkeys("“”„«»", '"')
+)
 #: Written between clauses in place of "but".
 CONTRAST = "§"
 SCRIPTS = {
@@ -44,6 +73,55 @@ _MANY_LETTERS = 6
 _REPEATED = ("*", "+", "{")
 _OPTIONAL = re.compile(r"\?|\*|\{0,?\d*\}")
 _LOOK_AROUND = ("(?!", "(?=", "(?<")
+
+
+def shorten(text: str, head: int = HEAD, tail: int = TAIL) -> str:
+    """The beginning and the end of a long text, on lines of their own."""
+    return text if len(text) <= head + tail else f"{text[:head]}\n{text[-tail:]}"
+
+
+def without_code(text: str) -> str:
+    """A message without code blocks and quoted lines."""
+    return _QUOTED_LINE.sub("", _FENCE.sub("\n", text))
+
+
+def mask_quotations(text: str) -> str:
+    """The text with each quotation replaced by as many underscores."""
+    return QUOTATION.sub(lambda match: "_" * len(match[0]), text)
+
+
+def normalise(text: str) -> str:
+    """One case, width and kind of quote; no accents, no stretched letters ("sooo"). Newlines stay."""
+    # One character can decompose into eighteen, so the length is limited.
+    text = unicodedata.normalize("NFKD", text.translate(_WIDTHS))[: 2 * len(text) + 100].casefold()
+    text = _INVISIBLE.sub("", _ACCENT.sub("", text))
+    # Composed again, because the phrase files contain composed Hangul and kana. The accents are already removed.
+    return _STRETCHED.sub(r"\1", unicodedata.normalize("NFC", text)).replace("’", "'")
+
+
+def normalise_in_place(text: str) -> str:
+    """Normalise without moving any position: if the length would change, each character becomes one character."""
+    if len(normalised := normalise(text)) == len(text):
+        return normalised
+    return "".join(single if len(single := normalise(char)) == 1 else "~" for char in text)
+
+
+def normalise_unquoted(text: str) -> str:
+    """Normalise a text without the words inside quotation marks, which are somebody else's."""
+    return normalise(QUOTATION.sub('""', text))
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """The start and end of each sentence, including its final mark. Quotations do not end sentences."""
+    text = mask_quotations(text)
+    ends = [match.span() for match in _SENTENCE_END.finditer(text)]
+    spans = zip([0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)], strict=True)
+    return [(start, end) for start, end in spans if text[start:end].strip(_NO_SENTENCE)]
+
+
+def ends_with_question(text: str) -> bool:
+    """Whether a text ends with a question mark, closing quotes and brackets aside."""
+    return text.rstrip().rstrip("\"'”»*_) ").endswith(("?", "？"))
 
 
 class PhraseGroup:

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from openclaw_rl.judge.rules.comparison import content_words
 from openclaw_rl.judge.rules.grammar import all_grammars
 from openclaw_rl.judge.rules.instructions import all_form_rules
-from openclaw_rl.judge.rules.phrases import all_languages
-from openclaw_rl.judge.rules.text import normalise, shorten
+from openclaw_rl.judge.rules.phrases import all_languages, normalise, shorten
 from openclaw_rl.judge.rules.verdict import NEGATIVE, Reading, ReplyKind, read_user
 from openclaw_rl.judge.rules.wishes import read_wish_as_complaint, split_wanted
 from openclaw_rl.rendering.chat import content_text

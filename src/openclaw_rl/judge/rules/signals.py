@@ -42,10 +42,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from openclaw_rl.judge.rules.comparison import content_words, request_has
-from openclaw_rl.judge.rules.phrases import CONTRAST, Lexicon, lexicon_for
-from openclaw_rl.judge.rules.text import (
+from openclaw_rl.judge.rules.phrases import (
+    CONTRAST,
     WORD,
+    Lexicon,
     ends_with_question,
+    lexicon_for,
     normalise,
     normalise_in_place,
     normalise_unquoted,

@@ -30,7 +30,13 @@ from openclaw_rl.judge.rules.comparison import (
     shares_words,
 )
 from openclaw_rl.judge.rules.instructions import make_hint, says_nothing
-from openclaw_rl.judge.rules.phrases import Lexicon
+from openclaw_rl.judge.rules.phrases import (
+    WORD,
+    Lexicon,
+    ends_with_question,
+    shorten,
+    without_code,
+)
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
     Message,
@@ -44,12 +50,6 @@ from openclaw_rl.judge.rules.signals import (
     read_message,
     without_refusal,
     without_request,
-)
-from openclaw_rl.judge.rules.text import (
-    WORD,
-    ends_with_question,
-    shorten,
-    without_code,
 )
 
 

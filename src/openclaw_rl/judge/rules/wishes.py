@@ -20,6 +20,15 @@ from openclaw_rl.judge.rules.instructions import (
     rewrite,
     said_wish,
 )
+from openclaw_rl.judge.rules.phrases import (
+    ends_with_question,
+    mask_quotations,
+    normalise,
+    normalise_in_place,
+    sentence_spans,
+    shorten,
+    without_code,
+)
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
     Message,
@@ -29,15 +38,6 @@ from openclaw_rl.judge.rules.signals import (
     is_for_a_judge,
     read_message,
     without_request,
-)
-from openclaw_rl.judge.rules.text import (
-    ends_with_question,
-    mask_quotations,
-    normalise,
-    normalise_in_place,
-    sentence_spans,
-    shorten,
-    without_code,
 )
 from openclaw_rl.judge.rules.verdict import Reading, ReplyKind, read_user
 from openclaw_rl.types import Wish
