@@ -195,12 +195,12 @@ def test_sixty_four_clients_at_once(front: Program) -> None:
     """Each gets the answer to its own question: the schema of its answer allows no other."""
 
     async def ask(client: openai.AsyncOpenAI, number: int) -> Any:
-        schema = {"type": "object", "properties": {"n": {"type": "string", "enum": [f"n{number}"]}}, "required": ["n"]}
+        schema = {"type": "string", "enum": [f"n{number}"]}
         form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
         answer = await client.chat.completions.create(
-            model=MODEL, messages=conversation(f"Say n{number}."), response_format=form, max_tokens=40, temperature=0
+            model=MODEL, messages=conversation(f"Say n{number}."), response_format=form, max_tokens=20, temperature=0
         )
-        return json.loads(answer.choices[0].message.content or "")["n"]
+        return json.loads(answer.choices[0].message.content or "")
 
     async def all_of_them() -> list[Any]:
         async with openai.AsyncOpenAI(
@@ -245,8 +245,10 @@ def begun(program: Program) -> Iterator[Any]:
     return iter(stream)
 
 
-def test_the_benchmark_scores_the_api_as_it_is(api: ApiProcess, tmp_path: Path) -> None:
+def test_the_benchmark_scores_the_api_as_it_is(request: pytest.FixtureRequest, api: ApiProcess, tmp_path: Path) -> None:
     """It remembers nothing, so nothing is kept unaided; what it does not offer has a reason."""
+    if "llama.cpp" not in request.node.name:
+        pytest.skip("the benchmark's own tests score servers of ours")
     tracks = "wishes,two-people,forget,tools"
     given = ["--model", MODEL, "--track", tracks, "--quick", "--seed", "7", "--out", str(tmp_path)]
     assert main(["benchmark", "--url", api.url, *given]) == 0
