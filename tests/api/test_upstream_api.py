@@ -194,6 +194,23 @@ def test_reasoning_in_tags_and_answers_that_are_not_streamed_are_read(front: Fro
     assert (message.reasoning_content, message.content) == ("so", "Yes.")
 
 
+def test_what_a_model_refuses_is_said(front: Fronted) -> None:
+    front.api.answer = lambda _body: Said([{"refusal": "I cannot "}, {"refusal": "help."}])
+    message = front.client.chat.completions.create(model="tiny", messages=ASK).choices[0].message
+    assert message.content == "I cannot help."
+
+
+@pytest.mark.parametrize("path", ["v1/chat/completions", "v1/messages", "v1/responses", "api/chat"])
+def test_the_api_is_told_when_a_client_goes_away(front: Fronted, path: str) -> None:
+    front.api.answer = lambda _body: words(*["word "] * 2000, pause=0.005)
+    front.api.left.clear()
+    asked = {"input": "Hi"} if "responses" in path else {"messages": ASK, "max_tokens": 9}
+    with httpx.stream("POST", f"{front.url}/{path}", json={"model": "tiny", "stream": True, **asked}) as answer:
+        next(answer.iter_raw())
+    wait_for(lambda: front.api.left == ["/v1/chat/completions"])
+    assert front.sampler.stats().active == 0
+
+
 def test_turns_are_recorded_as_text_and_continue_each_other(front: Fronted) -> None:
     before = len(front.turns())
     first = front.post({"messages": [{"role": "user", "content": "Name a bird."}], "n": 2}).json()

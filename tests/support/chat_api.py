@@ -27,6 +27,8 @@ class Said:
     headers: dict[str, str] = field(default_factory=dict)
     silent: float = 0.0
     """Seconds before the first delta."""
+    pause: float = 0.0
+    """Seconds before each delta."""
     streams: bool = True
 
 
@@ -114,6 +116,7 @@ class ChatApi:
                 time.sleep(said.silent)
                 try:
                     for event in events(said, is_chat):
+                        time.sleep(said.pause)
                         data = f"data: {json.dumps(event)}\n\n".encode()
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
                         self.wfile.flush()

@@ -339,6 +339,8 @@ BROKE_OFF = "The API broke off its answer"
 WRONG_FORM = "The API answers in a form that is not OpenAI's"
 #: The names under which APIs send reasoning.
 REASONING = ("reasoning_content", "reasoning")
+#: The names under which they send text: of chats, of what a model refuses, of completions.
+TEXTS = ("content", "refusal", "text")
 EVENTS = "text/event-stream"
 #: OpenAI's reasons for the end of an answer that every wire of ours knows.
 FINISHES = ("stop", "length", "tool_calls")
@@ -387,7 +389,7 @@ class AnswerReader:
     def _read(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
         if thought := next((delta[name] for name in REASONING if isinstance(delta.get(name), str)), ""):
             yield ReasoningText(thought)
-        if text := delta.get("content") or delta.get("text"):
+        if text := next(filter(None, map(delta.get, TEXTS)), ""):
             if not isinstance(text, str):
                 raise TypeError("its content is not text")
             for channel, piece in self._splitter.push(text):
