@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+Case = TypeVar("Case")
 #: How long the start of a process may take after it was cancelled.
 START_SECONDS = 1.0
 
@@ -22,6 +23,17 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run_concurrently(cases: Sequence[Case], one: Callable[[Case], Awaitable[T]], at_once: int) -> tuple[T, ...]:
+    """The result of each case, in order, `at_once` at a time. The first error cancels the rest and is raised."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def in_slot(case: Case) -> T:
+        async with slots:
+            return await one(case)
+
+    return tuple(await gather_or_cancel([in_slot(case) for case in cases]))
 
 
 async def wait_at_most(seconds: float, something: Awaitable[object]) -> None:

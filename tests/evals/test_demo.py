@@ -8,6 +8,8 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from pathlib import Path
@@ -225,6 +227,36 @@ def test_an_evaluation_that_is_stopped_tells_what_is_done_and_stops_its_server(
             httpx.get(url, trust_env=False)
 
 
+SLOW_TO_STOP = """
+import asyncio, sys
+from rich.console import Console
+from openclaw_rl.aio import start_process
+from openclaw_rl.lab.commands import run_stoppable
+
+async def work():
+    process = await start_process(sys.executable, "-c", "import sys; sys.stdin.read()", stdin=asyncio.subprocess.PIPE)
+    print("started", flush=True)
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await process.wait()
+
+run_stoppable(work(), Console())
+"""
+
+
+def test_ctrl_c_twice_ends_at_once_and_prints_no_traces() -> None:
+    command = [sys.executable, "-c", SLOW_TO_STOP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGINT)
+        assert "Ctrl-C again" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 128 + signal.SIGINT
+
+
 def test_a_table_of_what_was_measured_has_no_model_of_which_nothing_is_known() -> None:
     plans = [EvalPlan(task, 2, 10, evaluate.PLANS["coding"](True).ask) for task in ("coding", "tool-use")]
     whole = [TaskScores(plan.task, (a_case(), a_case("second"))) for plan in plans]
@@ -234,8 +266,8 @@ def test_a_table_of_what_was_measured_has_no_model_of_which_nothing_is_known() -
         console.print(scoreboard.table(["mine"], by_task(plans, [[whole[0]]])))
         console.print(scoreboard.table(["mine", "base"], by_task(plans, [whole, [whole[0], half]])))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.get().splitlines() if line[0] == "│"]
-    assert rows[0] == ["coding", "2", "1.00 (0.34 – 1.00)"]
-    assert rows[2] == ["tool-use", "2 and 1 of 2", "1.00 (0.34 – 1.00)", "0.00 (0.00 – 0.79)", "–", "–"]
+    assert rows[0] == ["coding", "2", "1.00 (0.34–1.00)"]
+    assert rows[2] == ["tool-use", "2 and 1 of 2", "1.00 (0.34–1.00)", "0.00 (0.00–0.79)", "–", "–"]
 
 
 def test_a_quick_evaluation_asks_some_cases_of_every_kind() -> None:

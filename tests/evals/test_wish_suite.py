@@ -5,7 +5,7 @@ import contextlib
 import json
 import shlex
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +169,8 @@ def test_wishes_that_are_done_are_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @contextlib.asynccontextmanager
-    async def serving(run_dir: Path, *_: str, key: str) -> AsyncIterator[RunningServer]:
-        yield RunningServer("http://127.0.0.1:9", run_dir, key)
+    async def serving(run_dir: Path, *_: str, people: Sequence[str]) -> AsyncIterator[RunningServer]:
+        yield RunningServer("http://127.0.0.1:9", run_dir, "", dict.fromkeys(people, ""))
 
     monkeypatch.setattr(MadeUp, "happens", happens)
     monkeypatch.setattr(suite, "WishMeasurement", MadeUp)

@@ -29,10 +29,9 @@ from openclaw_rl.lab.charts import Chart, Series, chart_file, line_chart
 from openclaw_rl.lab.charts import share as percent
 from openclaw_rl.lab.commands import (
     check_writable,
-    first,
     print_without_bar,
     progress_bar,
-    stoppable,
+    run_stoppable,
     waiting_turns,
     write_text,
 )
@@ -104,8 +103,7 @@ def rollout(
         check_writable(out)
     work = RolloutRun(source, plan, target, cases, terminal.console())
     try:
-        with stoppable(work.console):
-            work.run()
+        run_stoppable(work.run(), work.console)
     finally:
         # Also after an error or Ctrl-C: what was done is worth showing.
         work.show()
@@ -145,14 +143,8 @@ class RolloutRun:
         self.source, self.plan, self.target, self.cases, self.console = source, plan, target, cases, console
         self.study = Study()
 
-    def run(self) -> None:
-        """Raises UserError."""
-        try:
-            asyncio.run(self._run())
-        except* UserError as errors:
-            raise first(errors) from None
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Raises UserError, or a group of them."""
         if self.source.about:
             self.console.print(Text(f"{self.plan.name}: {self.source.about}"), soft_wrap=True)
         try:

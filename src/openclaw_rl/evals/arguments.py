@@ -39,6 +39,11 @@ class Machine:
     typed: tuple[str, ...] = ()
     """The given server options, for the command that repeats a demo."""
 
+    @property
+    def model_flags(self) -> tuple[str, ...]:
+        """The options of a server that serves this model, if one is named."""
+        return (*self.flags, *(("--model-name", self.model_name) if self.model_name else ()))
+
     def fetch_model(self) -> Path:
         """The folder with the files of the model that its sampler needs. Raises ModelNotFound."""
         from openclaw_rl.engines.factory import fetch

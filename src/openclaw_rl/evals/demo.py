@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import __version__, terminal
+from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.config.options import ConfigError
@@ -35,7 +36,7 @@ from openclaw_rl.evals.summary import Summary, exams, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
 from openclaw_rl.evals.wishes.wish import load as load_wish
 from openclaw_rl.http_client import text_without_accounts
-from openclaw_rl.lab.commands import first, stoppable
+from openclaw_rl.lab.commands import first, run_stoppable
 from openclaw_rl.lab.server import ServerFailed
 from openclaw_rl.lab.statistics import RUN, Interval
 from openclaw_rl.ledger.errors import NoLedger
@@ -64,8 +65,7 @@ def demo(machine: Machine, options: argparse.Namespace) -> int:
     outcomes: list[TrialOutcome] = []
     failed = 0
     try:
-        with stoppable(console):
-            failed = asyncio.run(run_all(plans, outcomes, console, options.at_once))
+        failed = run_stoppable(run_all(plans, outcomes, console, options.at_once), console) or 0
     finally:
         # Also after an error or Ctrl-C: what was measured may have taken hours.
         if examined := [outcome for outcome in outcomes if outcome.exams]:
@@ -137,7 +137,6 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
     wish = load_wish(options.wish) if options.wish else None
     names = BUILT_IN if options.persona == "all" else (options.persona,)
     personas = [wish.persona] if wish else [load(name) for name in names]
-    model = ("--model-name", machine.model_name) if machine.model_name else ()
     plans = []
     for method in methods:
         find_method(method)
@@ -155,7 +154,7 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
                         run_dir,
                         options.sessions,
                         options.minutes,
-                        (*machine.flags, *SERVER_FLAGS, *model, *options.server),
+                        (*machine.model_flags, *SERVER_FLAGS, *options.server),
                         user_url=options.user_base_url,
                         user_model=options.user_model,
                         user_key=os.environ.get(USER_KEY, ""),
@@ -171,27 +170,20 @@ async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], cons
 
     Outcomes are appended when trials begin, so that a trial that is stopped has one. Those that fail are removed.
     """
-    slots = asyncio.Semaphore(at_once)
-    failed = 0
     with Screen(console, len(plans)) as screen:
 
-        async def one(plan: TrialPlan) -> None:
-            nonlocal failed
-            async with slots:
-                outcomes.append(outcome := TrialOutcome(plan))
-                try:
-                    await run(outcome, screen)
-                except* (ServerFailed, ServerError) as errors:
-                    outcomes.remove(outcome)
-                    failed += 1
-                    screen.failed(plan, str(first(errors)))
-                else:
-                    screen.ended(plan)
+        async def failed(plan: TrialPlan) -> bool:
+            outcomes.append(outcome := TrialOutcome(plan))
+            try:
+                await run(outcome, screen)
+            except* (ServerFailed, ServerError) as errors:
+                outcomes.remove(outcome)
+                screen.failed(plan, str(first(errors)))
+            else:
+                screen.ended(plan)
+            return outcome not in outcomes
 
-        async with asyncio.TaskGroup() as trials:
-            for plan in plans:
-                trials.create_task(one(plan))
-    return failed
+        return sum(await run_concurrently(plans, failed, at_once))
 
 
 def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, model: str) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from openclaw_rl.aio import Case
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.arguments import TASKS
 from openclaw_rl.evals.chat import Chat, Reply
 from openclaw_rl.evals.conversation import questions
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
-from openclaw_rl.evals.scores import Asked, Case, CaseScore, EvalPlan, OnCase, TaskScores, ask_all
+from openclaw_rl.evals.scores import Asked, CaseScore, EvalPlan, OnCase, TaskScores, ask_all
 from openclaw_rl.evals.tool_use import bfcl_cases
 
 #: Longest answer in a conversation: detailed answers must fit.

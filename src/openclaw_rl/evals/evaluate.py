@@ -1,7 +1,6 @@
 """`openclaw-rl eval`: measures what a model can do through the API, alone or compared with another model."""
 
 import argparse
-import asyncio
 import contextlib
 import json
 import tempfile
@@ -19,7 +18,7 @@ from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.eval_tasks import PLANS
 from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, results_data, share, table
 from openclaw_rl.evals.screen import EvalProgress, TimeLeft
-from openclaw_rl.lab.commands import check_writable, stoppable, write_text
+from openclaw_rl.lab.commands import check_writable, run_stoppable, write_text
 from openclaw_rl.lab.server import run_server
 from openclaw_rl.learn.checkpoints import FOLDER, RECORD
 from openclaw_rl.models import adapter_rank, read_json_object
@@ -36,12 +35,14 @@ def evaluate(machine: Machine, options: argparse.Namespace) -> int:
     console.print(announcement(plans, len(models)), highlight=False, soft_wrap=True)
     time_left = TimeLeft(len(models) * sum(plan.tokens for plan in plans))
     results: list[list[TaskScores]] = []
+
+    async def measure_all() -> None:
+        for model, model_flags in zip(models, flags, strict=True):
+            results.append([])
+            await measure(model_flags, plans, machine.seed, EvalProgress(console, model, time_left), results[-1])
+
     try:
-        with stoppable(console):
-            for model, model_flags in zip(models, flags, strict=True):
-                results.append([])
-                progress = EvalProgress(console, model, time_left)
-                asyncio.run(measure(model_flags, plans, machine.seed, progress, results[-1]))
+        run_stoppable(measure_all(), console)
     finally:
         # Also after an error or Ctrl-C: what was measured may have taken many minutes.
         if measured := {model: tasks for model, tasks in zip(models, results, strict=False) if tasks}:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from openclaw_rl.aio import run_concurrently
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.conversation import EvalQuestion
 from openclaw_rl.evals.personas.persona import Persona
-from openclaw_rl.evals.scores import run_concurrently
 from openclaw_rl.sense import check
 
 #: Questions asked at the same time: enough to fill a batch on a laptop.

@@ -1,6 +1,5 @@
 """The results of all evaluations in one format: how cases are run, and how results are shown."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,12 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 from rich.table import Table
 
+from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals.chat import Chat, Reply, Tool
 from openclaw_rl.lab.statistics import Difference, compare_passes, proportion
-
-Case = TypeVar("Case")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +116,6 @@ async def ask_all(
     return TaskScores(task, await run_concurrently(cases, one, at_once))
 
 
-async def run_concurrently(
-    cases: Sequence[Case], one: Callable[[Case], Awaitable[Result]], at_once: int
-) -> tuple[Result, ...]:
-    """The result of each case, in order, `at_once` at a time. The first error cancels the rest and is raised."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def in_slot(case: Case) -> Result:
-        async with slots:
-            return await one(case)
-
-    tasks = [asyncio.create_task(in_slot(case)) for case in cases]
-    try:
-        return tuple(await asyncio.gather(*tasks))
-    finally:
-        for unfinished in tasks:
-            unfinished.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """The scores of every model on one task."""
@@ -169,8 +147,7 @@ def table(models: Sequence[str], results: Sequence[TaskResult]) -> Table:
         cells = [line.plan.task, sizes(line), *map(share, line.scores)]
         if len(models) == 2:
             change = difference(*line.pair) if line.pair else None
-            spans = f"{change.mean:+.2f} ({change.low:+.2f} – {change.high:+.2f})" if change else "–"
-            cells += [spans, f"{change.p:.3f}" if change else "–"]
+            cells += [str(change), f"{change.p:.3f}"] if change else ["–", "–"]
         scoreboard.add_row(*cells)
         means = [scores.part_means() if scores else {} for scores in line.scores]
         for part in dict.fromkeys(name for mean in means for name in mean):
@@ -192,8 +169,7 @@ def share(scores: TaskScores | None) -> str:
     """The share of passed cases. Each case was asked once, so the cases count as independent."""
     if scores is None or not scores.cases:
         return "–"
-    interval = proportion([case.passed for case in scores.cases])
-    return f"{interval.mean:.2f} ({interval.low:.2f} – {interval.high:.2f})"
+    return str(proportion([case.passed for case in scores.cases]))
 
 
 def difference(model: TaskScores, other: TaskScores) -> Difference:

@@ -1,10 +1,12 @@
 """What commands that work for minutes share: Ctrl-C in order, progress, files and folders, the error of a group."""
 
-import contextlib
+import asyncio
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from itertools import count
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -12,18 +14,40 @@ from rich.text import Text
 
 from openclaw_rl.errors import UserError
 
+T = TypeVar("T")
 
-@contextlib.contextmanager
-def stoppable(console: Console) -> Iterator[None]:
-    """Work that a user may end early: Ctrl-C stops it and its servers in order, without an error.
 
-    SIGTERM acts like Ctrl-C from here on, also afterwards.
+def run_stoppable(work: Coroutine[Any, Any, T], console: Console) -> T | None:
+    """Do work that a user may end early; None if they did. Of a group of errors, the first is raised.
+
+    Ctrl-C stops it and its servers in order, without an error; once more, at once: servers stop when this process is
+    gone. SIGTERM acts like Ctrl-C from here on, also afterwards.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    async def watched() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        presses = count(1)
+
+        def stop() -> None:
+            if next(presses) > 1:
+                os._exit(128 + signal.SIGINT)
+            console.print("Stopping … (Ctrl-C again: at once)")
+            if task:
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        return await work
+
     try:
-        yield
-    except KeyboardInterrupt:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
         console.print("Stopped.")
+        return None
+    except ExceptionGroup as errors:
+        raise first(errors) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def check_writable(path: Path) -> None:
@@ -42,15 +66,6 @@ def first(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
-
-
-@contextlib.contextmanager
-def raising_first() -> Iterator[None]:
-    """Raise the first error of a group alone."""
-    try:
-        yield
-    except ExceptionGroup as errors:
-        raise first(errors) from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ MAX_STATE_SECONDS = 30.0
 #: How often to check whether a server is ready.
 POLL_SECONDS = 0.2
 LOG = "server.log"
+#: The owner who operates a server that several people use.
+WATCHER = "watcher"
 
 
 class ServerFailed(UserError):
@@ -37,6 +40,8 @@ class RunningServer:
     run_dir: Path
     key: str = ""
     """A key of its API, if it has any."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Those of its people."""
 
     async def state(self) -> Mapping[str, Any]:
         """The server's status: policy version, judge, learner. Raises ServerFailed."""
@@ -67,16 +72,18 @@ def started_with(run_dir: Path, flags: Sequence[str]) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def run_server(
-    run_dir: Path, *flags: str, start_seconds: float = MAX_START_SECONDS, key: str = ""
+    run_dir: Path, *flags: str, start_seconds: float = MAX_START_SECONDS, people: Sequence[str] = ()
 ) -> AsyncIterator[RunningServer]:
     """Run `openclaw-rl serve` on a free local port until the context ends. Raises ServerFailed.
 
-    `key` is one of the keys that the flags give it.
+    Each of `people` gets a key. The server's own key is then that of a watcher, who operates it and sees all.
     The flags are its only options: of the environment it reads keys of engines alone. If this process is killed, the
     server stops too.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "openclaw_rl", "serve", *started_with(run_dir, flags)]
+    keys = {name: secrets.token_hex(16) for name in ((WATCHER, *people) if people else ())}
+    given = ("--api-key", ",".join(f"{name}={key}" for name, key in keys.items())) if keys else ()
+    command = [sys.executable, "-m", "openclaw_rl", "serve", *started_with(run_dir, (*flags, *given))]
     with (run_dir / LOG).open("ab") as log:
         # In a session of its own, so that Ctrl-C does not reach the server: the caller stops it in order.
         process = await start_process(
@@ -87,7 +94,7 @@ async def run_server(
             start_new_session=True,
         )
     try:
-        yield RunningServer(await ready(process, run_dir, start_seconds), run_dir, key)
+        yield RunningServer(await ready(process, run_dir, start_seconds), run_dir, keys.get(WATCHER, ""), keys)
     finally:
         await stop(process)
 

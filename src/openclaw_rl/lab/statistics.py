@@ -30,6 +30,9 @@ class Interval:
     high: float
     n: int
 
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f})"
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -41,6 +44,9 @@ class Difference:
     p: float
     """The two-sided p-value."""
     n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ({self.low:+.2f} – {self.high:+.2f})"
 
 
 @dataclass(frozen=True, slots=True)

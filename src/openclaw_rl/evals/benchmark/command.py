@@ -1,7 +1,6 @@
 """`openclaw-rl benchmark`: measure endpoints and baselines, and compare results."""
 
 import argparse
-import asyncio
 import contextlib
 import os
 import secrets
@@ -25,7 +24,7 @@ from openclaw_rl.evals.benchmark.run import BenchmarkPart, BenchmarkPlan, Result
 from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
-from openclaw_rl.lab.commands import new_folder, progress_bar, raising_first, stoppable
+from openclaw_rl.lab.commands import new_folder, progress_bar, run_stoppable
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/benchmark")
@@ -59,8 +58,7 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     left = f"{items} item{'' if items == 1 else 's'} {goes_on}" if items else "all is measured already."
     console.print(f"Seed {first}: {left}", soft_wrap=True)
     try:
-        with stoppable(console), raising_first():
-            asyncio.run(measured(parts, items, at_once, player, console))
+        run_stoppable(measured(parts, items, at_once, player, console), console)
     finally:
         # Also after an error or Ctrl-C: what is done is worth showing.
         if results := [one for one in load_results(out) if one.lines]:

@@ -127,7 +127,7 @@ def rows(results: Sequence[SystemResults]) -> Iterator[tuple[str, ...]]:
             yield (
                 system,
                 track,
-                f"{interval.mean:.2f} ({interval.low:.2f}–{interval.high:.2f})" if interval else NO_SCORE,
+                str(interval or NO_SCORE),
                 _number(score.before, 2),
                 _number(score.unaided, 2),
                 f"{score.held[0]} of {score.held[1]}" if score.held[0] else "",
@@ -236,5 +236,5 @@ def comparison_table(differences: Mapping[str, Difference], first: str, second: 
     for heading in ("track", "difference", "p", "cases"):
         table.add_column(heading)
     for track, one in differences.items():
-        table.add_row(track, f"{one.mean:+.2f} ({one.low:+.2f} – {one.high:+.2f})", f"{one.p:.3f}", str(one.n))
+        table.add_row(track, str(one), f"{one.p:.3f}", str(one.n))
     return table

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl import __version__
+from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.benchmark.person import OrdinaryChat
 from openclaw_rl.evals.benchmark.systems import NotOffered, System
 from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Scored, Size, TrackItem
 from openclaw_rl.evals.demo import commit
-from openclaw_rl.evals.scores import run_concurrently
 from openclaw_rl.lab.commands import write_text
-from openclaw_rl.lab.statistics import Marks, proportion_of_trials
+from openclaw_rl.lab.statistics import Interval, Marks, proportion_of_trials
 from openclaw_rl.lab.tasks import read_json_lines
 
 #: The version of the results. Lines of another one are not compared.
@@ -200,7 +200,7 @@ def in_words(line: Mapping[str, Any]) -> str:
     if not score:
         return str(line["reason"]).rstrip(".")
     trained = f", {steps} training step{'' if steps == 1 else 's'}" if steps is not None else ""
-    return f"{score['mean']:.2f} ({score['low']:.2f}–{score['high']:.2f}) in {line['seconds']:.0f} s{trained}"
+    return f"{Interval(**score)} in {line['seconds']:.0f} s{trained}"
 
 
 def shown(scored: Scored | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from openclaw_rl.http_client import url_without_account
 from openclaw_rl.lab.server import (
     LOG,
     MAX_STATE_SECONDS,
+    WATCHER,
     RunningServer,
     ServerFailed,
     is_judging,
@@ -35,8 +36,6 @@ LEARN_SECONDS = 120.0
 FIRST_SECONDS = 120.0
 #: The header with which a server of this package answers without what it was told.
 WITHOUT_NOTES = {"X-Notes": "off"}
-#: The owner who operates a server that several people use.
-WATCHER = "watcher"
 
 
 class NotOffered(Exception):
@@ -228,14 +227,6 @@ SERVER_FLAGS = ("--proxy-host", "127.0.0.1", "--kv-cache-gib", "1")
 SEPARATE = "--policy-per-user"
 
 
-@dataclass(frozen=True, slots=True)
-class BaselinePlace:
-    """A server with the names and keys of its people."""
-
-    server: RunningServer
-    keys: Mapping[str, str]
-
-
 class BaselineSystem:
     """A baseline. Its server has all items, each with people of its own.
 
@@ -251,12 +242,10 @@ class BaselineSystem:
         """`server` are further options of its servers, which run in `folder`."""
         self.name, self._machine, self._folder, self._teaching, self._wire = name, machine, folder, teaching, wire
         self._baseline = BASELINES[name]
-        model = ("--model-name", machine.model_name) if machine.model_name else ()
-        fixed = (*machine.flags, *SERVER_FLAGS, *self._baseline.flags)
-        self._flags = (*fixed, *model, *server)
+        self._flags = (*machine.model_flags, *SERVER_FLAGS, *self._baseline.flags, *server)
         self._people = 0
         self._servers = contextlib.AsyncExitStack()
-        self._free: list[BaselinePlace] = []
+        self._free: list[RunningServer] = []
 
     @property
     def one_per_server(self) -> bool:
@@ -274,38 +263,33 @@ class BaselineSystem:
                 self._free = [await self._servers.enter_async_context(self._server(range(people)))]
             yield
 
-    @contextlib.asynccontextmanager
-    async def _server(self, people: Sequence[int], *flags: str) -> AsyncIterator[BaselinePlace]:
+    def _server(self, people: Sequence[int], *flags: str) -> contextlib.AbstractAsyncContextManager[RunningServer]:
         """A new server: one from before a run was stopped knows half of an item already."""
-        # Whoever has the first key operates the server and sees all policies.
-        keys = {name: secrets.token_hex(16) for name in (WATCHER, *map(person_name, people))}
-        given = ",".join(f"{name}={key}" for name, key in keys.items())
         run_dir = self._folder / secrets.token_hex(3)
-        async with run_server(run_dir, *self._flags, *flags, "--api-key", given, key=keys[WATCHER]) as server:
-            yield BaselinePlace(server, keys)
+        return run_server(run_dir, *self._flags, *flags, people=[*map(person_name, people)])
 
     @contextlib.asynccontextmanager
-    async def _place(self, people: Sequence[int]) -> AsyncIterator[BaselinePlace]:
-        """Where these people are measured."""
+    async def _place(self, people: Sequence[int]) -> AsyncIterator[RunningServer]:
+        """The server on which these people are measured."""
         if not self.one_per_server:
             yield self._free[0]
         elif len(people) > 1 and self._baseline.flags != _TEAM:
-            async with self._server(people) as place:
-                yield place
+            async with self._server(people) as own:
+                yield own
         else:
             everybody = self._server(range(self._people), SEPARATE)
-            place = self._free.pop() if self._free else await self._servers.enter_async_context(everybody)
+            free = self._free.pop() if self._free else await self._servers.enter_async_context(everybody)
             try:
-                yield place
+                yield free
             finally:
-                self._free.append(place)
+                self._free.append(free)
 
     @contextlib.asynccontextmanager
     async def venue(self, item: str, first: int, people: int) -> AsyncIterator[Venue]:
         numbers = range(first, first + people)
-        async with self._place(numbers) as place, contextlib.AsyncExitStack() as stack:
-            server, names = place.server, [*map(person_name, numbers)]
-            own = [place.keys[name] for name in names]
+        async with self._place(numbers) as server, contextlib.AsyncExitStack() as stack:
+            names = [*map(person_name, numbers)]
+            own = [server.keys[name] for name in names]
             chats = [
                 await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire))
                 for key in own

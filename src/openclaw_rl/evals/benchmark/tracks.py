@@ -11,6 +11,7 @@ from itertools import chain, islice
 from random import Random
 from typing import Any
 
+from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.toolcall.environment import ToolCallEnvironment
@@ -22,7 +23,7 @@ from openclaw_rl.evals.conversation import EvalQuestion, cycled, questions
 from openclaw_rl.evals.eval_tasks import spread
 from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.personas.persona import load
-from openclaw_rl.evals.scores import CaseScore, ask_all, run_concurrently
+from openclaw_rl.evals.scores import CaseScore, ask_all
 from openclaw_rl.evals.wishes.drawn import PLACES, DrawnWish, draw
 from openclaw_rl.evals.wishes.measurement import ExamPlan
 from openclaw_rl.evals.wishes.wish import EvalWish, built_in

@@ -1,11 +1,9 @@
 """`openclaw-rl wishes`: how well and how soon a model keeps what people wish, wish by wish."""
 
 import argparse
-import asyncio
 import contextlib
 import itertools
 import json
-import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
@@ -16,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import terminal
+from openclaw_rl.aio import run_concurrently
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import Machine
@@ -39,12 +38,10 @@ from openclaw_rl.lab.commands import (
     new_folder,
     print_without_bar,
     progress_bar,
-    raising_first,
-    stoppable,
+    run_stoppable,
     write_text,
 )
 from openclaw_rl.lab.server import run_server
-from openclaw_rl.lab.statistics import Interval
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/wishes")
@@ -52,8 +49,6 @@ DEFAULT_OUT = Path("runs/wishes")
 #: that a wish is kept because of notes and examples alone. Options after `--` come later and override these.
 SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--proxy-host", "127.0.0.1")
 WITHOUT_TRAINING = ("--max-steps", "0")
-#: The owner whose key only looks at the server's state.
-WATCHER = "watcher"
 #: Requests at the same time in all examinations together. A server takes 250 connections from one address.
 MAX_REQUESTS = 128
 
@@ -68,18 +63,16 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
         machine.fetch_model()
     out = new_folder(options.out or DEFAULT_OUT)
     outcomes: list[WishOutcome] = []
-    model = ("--model-name", machine.model_name) if machine.model_name else ()
     training = () if options.practise else WITHOUT_TRAINING
-    every = (*machine.flags, *SERVER_FLAGS, *training, "--seed", str(machine.seed))
-    flags = (*every, *(() if api else model), *server)
+    every = (*SERVER_FLAGS, *training, "--seed", str(machine.seed))
+    flags = (*every, *(machine.flags if api else machine.model_flags), *server)
     try:
-        with stoppable(console), raising_first():
-            if options.practise:
-                own = (*every, *model, *others) if api else ()
-                work = measure_practised(wishes, plan, out, flags, own, options.at_once, outcomes, console)
-            else:
-                work = measure_all(wishes, plan, out / "server", flags, options.at_once, outcomes, console)
-            asyncio.run(work)
+        if options.practise:
+            own = (*every, *machine.model_flags, *others) if api else ()
+            work = measure_practised(wishes, plan, out, flags, own, options.at_once, outcomes, console)
+        else:
+            work = measure_all(wishes, plan, out / "server", flags, options.at_once, outcomes, console)
+        run_stoppable(work, console)
     finally:
         # Also after an error or Ctrl-C: a wish takes minutes on a small machine.
         if outcomes:
@@ -120,21 +113,17 @@ async def measure_each(
     wishes: Sequence[EvalWish], at_once: int, outcomes: list[WishOutcome], console: Console, measure: Measure
 ) -> None:
     """Append the outcome of each wish when it is done, `at_once` at a time. Raises ServerFailed or ServerError."""
-    slots = asyncio.Semaphore(at_once)
     with progress_bar(console) as bar:
         shown = bar.add_task("wishes", total=len(wishes), note="")
         print_without_bar(console, f"Wishes: {len(wishes)}. Ctrl-C stops and keeps those that are done.")
 
         async def one(wish: EvalWish) -> None:
-            async with slots:
-                outcome = await measure(wish, lambda what: bar.update(shown, note=what))
+            outcome = await measure(wish, lambda what: bar.update(shown, note=what))
             outcomes.append(outcome)
             bar.advance(shown)
             print_without_bar(console, line(outcome))
 
-        async with asyncio.TaskGroup() as tasks:
-            for wish in wishes:
-                tasks.create_task(one(wish))
+        await run_concurrently(wishes, one, at_once)
 
 
 async def measure_all(
@@ -147,15 +136,13 @@ async def measure_all(
     console: Console,
 ) -> None:
     """Measure what notes and corrections do. One server is enough, because nothing is trained."""
-    owners = [WATCHER, *(owner(wish, person) for wish in wishes for person in PEOPLE)]
-    keys = {name: secrets.token_hex(16) for name in owners}
-    given = ",".join(f"{name}={key}" for name, key in keys.items())
+    owners = [owner(wish, person) for wish in wishes for person in PEOPLE]
     console.print("Starting a server …")
-    async with run_server(run_dir, *flags, "--api-key", given, key=keys[WATCHER]) as server:
+    async with run_server(run_dir, *flags, people=owners) as server:
 
         async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
             async with contextlib.AsyncExitStack() as stack:
-                chats = [Chat(server.url, key=keys[owner(wish, person)]) for person in PEOPLE]
+                chats = [Chat(server.url, key=server.keys[owner(wish, person)]) for person in PEOPLE]
                 people = [await stack.enter_async_context(chat) for chat in chats]
                 return await WishMeasurement(wish, server, dict(zip(PEOPLE, people, strict=True)), plan, advance).run()
 
@@ -260,10 +247,10 @@ def markdown(outcomes: Sequence[WishOutcome]) -> str:
             [
                 f"`{outcome.wish.name}`",
                 outcome.wish.group,
-                *(fraction(outcome.exams[name].kept) for name in exams),
-                fraction(before.sensible),
-                fraction(after.sensible),
-                fraction(after.elsewhere) if after.elsewhere else "",
+                *(str(outcome.exams[name].kept) for name in exams),
+                str(before.sensible),
+                str(after.sensible),
+                str(after.elsewhere) if after.elsewhere else "",
                 *([practice_text(outcome)] if PRACTISED in exams else sessions),
                 note_text(outcome),
             ]
@@ -275,10 +262,6 @@ def note_text(outcome: WishOutcome) -> str:
     """How the note of the corrections came about."""
     texts = "; ".join(text.replace("|", "\\|") for text in outcome.notes)
     return f"{'read' if outcome.note_was_read else 'given'}: {texts}"
-
-
-def fraction(interval: Interval) -> str:
-    return f"{interval.mean:.2f} ({interval.low:.2f}–{interval.high:.2f})"
 
 
 def outcome_data(outcome: WishOutcome) -> dict[str, Any]:
