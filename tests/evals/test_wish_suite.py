@@ -5,7 +5,7 @@ import contextlib
 import json
 import shlex
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +135,20 @@ def test_an_unknown_wish_is_refused_before_a_server_starts(capsys: pytest.Captur
     assert "-- and what follows it must come right after the names" in capsys.readouterr().err
 
 
+def measured_in(out: Path) -> list[dict[str, Any]]:
+    """The head and the lines of all wishes."""
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
 class MadeUp(WishMeasurement):
     """Measures the first wish at once. During the second, something happens."""
+
+    disturbed: Collection[str] = ("pirate",)
 
     def happens(self) -> None: ...
 
     async def run(self) -> WishOutcome:
-        if self.wish.name != "chef":
+        if self.wish.name in self.disturbed:
             await asyncio.sleep(0.01)
             self.happens()
             await asyncio.sleep(3600)
@@ -180,10 +187,17 @@ def test_wishes_that_are_done_are_kept(
     shown = capsys.readouterr()
     assert shown.err == said
     assert "chef: before 0.50, note 0.50" in shown.out
-    (measured,) = json.loads((out / "results.json").read_text())["wishes"]
+    (measured,) = measured_in(out)[1:]
     assert measured["sessions"] == {"corrects": 4, "complains": None}
     row = (out / "wishes.md").read_text().splitlines()[-1]
     assert row.endswith(" | 4 | > 20 | read: Say \\| Chef. |")
+    # The same command goes on with what is left, and another one is refused.
+    monkeypatch.setattr(MadeUp, "disturbed", ())
+    assert main(["wishes", "--out", str(out), "--model-name", str(tiny_model), "chef", "pirate"]) == 0
+    assert [wish["wish"] for wish in measured_in(out)[1:]] == ["chef", "pirate"]
+    assert len((out / "wishes.md").read_text().splitlines()) == 4
+    assert main(["wishes", "--out", str(out), "--model-name", str(tiny_model), "chef"]) == 2
+    assert "has results of another command" in capsys.readouterr().err
 
 
 @pytest.mark.more
@@ -199,10 +213,10 @@ def test_the_command_measures_a_wish_with_a_server_of_its_own(
     shown = capsys.readouterr().out
     assert "chef: before 0.00" in shown
     assert "Sessions until three first replies in a row" in " ".join(shown.split())
-    results = json.loads((out / "results.json").read_text())
-    again = build_parser().parse_args(shlex.split(results["command"])[1:])
+    head, *found = measured_in(out)
+    again = build_parser().parse_args(shlex.split(head["command"])[1:])
     assert (again.names, again.seed, again.questions) == (["chef", "tips", *server], "3", 4)
-    chef, tips = results["wishes"]
+    chef, tips = found
     assert (chef["wish"], tips["wish"]) == ("chef", "tips")
     for measured in (chef, tips):
         check_measured(measured)
@@ -228,7 +242,7 @@ def test_practice_is_measured_with_a_server_for_each_wish(
     assert main([*line, "chef", "--", "--kv-cache-gib", "0.2", "--no-guard"]) == 0
     # The tiny model cannot keep a wish, so it is not practised, and its notes say so.
     assert "a larger model may" in " ".join(capsys.readouterr().out.split())
-    (chef,) = json.loads((out / "results.json").read_text())["wishes"]
+    (chef,) = measured_in(out)[1:]
     assert list(chef["exams"]) == ["before", "one correction", "two corrections", "practised"]
     (practice,) = chef["practices"]
     assert (practice["state"], practice["made"]) == ("stopped", 0)
@@ -251,9 +265,9 @@ def test_an_api_is_taught_and_a_local_model_practises(
     server = ["chef", "--", "--sampler", "upstream", "--upstream-url", api.url, "--upstream-model", "their-model"]
     assert main([*line, str(out), "--practise", *server, "--kv-cache-gib", "0.2", "--no-guard"]) == 0
     assert {headers["Authorization"] for headers in api.headers} == {"Bearer sk-theirs"}
-    results = json.loads((out / "results.json").read_text())
-    assert results["model"] == "their-model"
-    (chef,) = results["wishes"]
+    head, *found = measured_in(out)
+    assert head["model"] == "their-model"
+    (chef,) = found
     answers = {name: {case["answer"] for case in exam["answers"]} for name, exam in chef["exams"].items()}
     assert answers.pop("practised").isdisjoint({"It is red.", "It is red, Chef."}), "that model is the local one"
     assert list(answers.values()) == [{"It is red."}, {"It is red, Chef."}, {"It is red, Chef."}]
@@ -262,7 +276,7 @@ def test_an_api_is_taught_and_a_local_model_practises(
     assert examples_of(out / "chef-own") == examples_of(out / "chef") != []
     again = tmp_path / "again"
     assert main([*line, str(again), *server]) == 0
-    (chef,) = json.loads((again / "results.json").read_text())["wishes"]
+    (chef,) = measured_in(again)[1:]
     assert {case["answer"] for case in chef["exams"]["note"]["answers"]} == {"It is red, Chef."}
     api.stop()
 

@@ -33,7 +33,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--at-once", type=positive, default=4, help="wishes measured at the same time (default: 4)")
     parser.add_argument(
-        "--out", type=Path, help="a new folder for the results (default: runs/wishes, or runs/wishes-2 …)"
+        "--out",
+        type=Path,
+        help="the folder of the results; one that has some is continued (default: a new one)",
     )
 
 

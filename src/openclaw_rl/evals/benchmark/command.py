@@ -20,10 +20,11 @@ from openclaw_rl.evals.benchmark.results import (
     results_table,
     write_results,
 )
-from openclaw_rl.evals.benchmark.run import BenchmarkPart, BenchmarkPlan, ResultLog, head_of, measure_all
+from openclaw_rl.evals.benchmark.run import FIXED, BenchmarkPart, BenchmarkPlan, head_of, measure_all
 from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.result_log import ResultLog
 from openclaw_rl.lab.commands import new_folder, progress_bar, run_stoppable
 
 #: Where results are written without `--out`.
@@ -51,7 +52,7 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     for number in range(first, first + options.seeds):
         plan = BenchmarkPlan(tracks, number, options.quick, options.quiet)
         for system in systems(machine, options, out, number, teaching):
-            log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan))
+            log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan), FIXED)
             parts.append(BenchmarkPart(system, plan, log))
     items = sum(len(part.left) for part in parts)
     goes_on = f"to measure. If it is stopped, the same command with --out {out} goes on."

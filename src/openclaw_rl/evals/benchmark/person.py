@@ -12,12 +12,11 @@ from openclaw_rl.evals.conversation import EvalQuestion, ModelUser, Reaction, Sc
 from openclaw_rl.evals.examination import MAX_CONCURRENT_QUESTIONS, ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.personas.rules import estimate_tokens
+from openclaw_rl.evals.wishes.measurement import TEMPERATURE
 from openclaw_rl.evals.wishes.wish import EvalWish
 from openclaw_rl.lab.statistics import sessions_until_adherence
 from openclaw_rl.sense import words_of
 
-#: Of every answer.
-TEMPERATURE = 0.7
 #: Settings of `Chat.ask` that only this package's servers know.
 OWN_SETTINGS = ("session", "keep", "notes")
 #: How often a person says which answer was wanted. After that they only complain.

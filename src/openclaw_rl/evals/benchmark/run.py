@@ -5,24 +5,22 @@ A run that was stopped goes on where it stopped. The same seed asks the same.
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 from openclaw_rl import __version__
 from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
-from openclaw_rl.errors import UserError
 from openclaw_rl.evals.benchmark.person import OrdinaryChat
 from openclaw_rl.evals.benchmark.systems import NotOffered, System
 from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Scored, Size, TrackItem
 from openclaw_rl.evals.demo import commit
-from openclaw_rl.lab.commands import write_text
+from openclaw_rl.evals.result_log import ResultLog
+from openclaw_rl.evals.screen import TimeLeft
 from openclaw_rl.lab.statistics import Interval, Marks, proportion_of_trials
-from openclaw_rl.lab.tasks import read_json_lines
 
 #: The version of the results. Lines of another one are not compared.
 FORMAT = 1
@@ -56,33 +54,6 @@ class BenchmarkPlan:
         return chosen
 
 
-class ResultLog:
-    """The file of a system and a seed."""
-
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
-        """Raises UserError if there is a file of something else."""
-        self.path, self.head = path, head
-        lines = [line for _, line in read_json_lines(path, "--out")] if path.exists() else []
-        if not any("track" in line for line in lines):
-            write_text(path, "")
-            self.write(head)
-            lines = []
-        elif differs := next((name for name in FIXED if lines[0].get(name) != head[name]), ""):
-            raise UserError(f"{path} has results of another {differs}, {lines[0].get(differs)}: give another --out.")
-        self._begun = [tuple(line["begun"]) for line in lines if "begun" in line]
-        self.done = {(line["track"], line["item"]) for line in lines if "track" in line}
-
-    def begin(self, item: TrackItem) -> int:
-        """Note that an item begins; how often it has begun, with this time."""
-        self._begun.append(item.key)
-        self.write({"begun": item.key})
-        return self._begun.count(item.key)
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
 def head_of(system: System, plan: BenchmarkPlan) -> dict[str, Any]:
     return {
         "benchmark": FORMAT,
@@ -97,25 +68,13 @@ def head_of(system: System, plan: BenchmarkPlan) -> dict[str, Any]:
     }
 
 
-class Pace:
-    """How many items of a run are done, and how long the others may take."""
-
-    def __init__(self, items: int) -> None:
-        self.items, self.done, self._began = items, 0, time.monotonic()
-
-    def after_one(self) -> str:
-        self.done += 1
-        minutes = (time.monotonic() - self._began) / self.done * (self.items - self.done) / 60
-        left = f", about {minutes:.0f} min left" if self.done < self.items else ""
-        return f"{self.done} of {self.items} items{left}"
-
-
 class BenchmarkPart:
     """A system that is asked with a seed, and the file of its results."""
 
     def __init__(self, system: System, plan: BenchmarkPlan, log: ResultLog) -> None:
         self.system, self.plan, self.log = system, plan, log
-        self.left = [(first, item) for first, item in plan.items() if item.key not in log.done]
+        done = {(line["track"], line["item"]) for line in log.lines}
+        self.left = [(first, item) for first, item in plan.items() if item.key not in done]
         self._people = max((first + item.people for first, item in self.left), default=0)
         self._unfinished = len(self.left)
         self.under_way = 0
@@ -130,9 +89,9 @@ class BenchmarkPart:
             started = self.system.started(self._people)
             self._starting = asyncio.create_task(self._started.enter_async_context(started))
         await asyncio.shield(self._starting)
-        times = self.log.begin(item)
+        times = self.log.begin([*item.key])
         line = await measured(self.system, first, item, self.plan.size.longest)
-        self.log.write({"track": item.track, "item": item.name, **line, "begun_times": times})
+        self.log.add({"track": item.track, "item": item.name, **line, "begun_times": times})
         self._unfinished -= 1
         self.under_way -= self.system.one_per_server
         if not self._unfinished:
@@ -149,7 +108,8 @@ class BenchmarkPart:
 
 async def measure_all(parts: Sequence[BenchmarkPart], at_once: int, say: Callable[[str], None]) -> None:
     """Measure what is not done yet, `at_once` items at a time. Raises ServerError, ServerFailed, or a group of them."""
-    pace = Pace(sum(len(part.left) for part in parts))
+    total = sum(len(part.left) for part in parts)
+    time_left, done = TimeLeft(total), count(1)
     workers = 1 if any(part.system.one_at_a_time for part in parts) else at_once
 
     async def work(_: int) -> None:
@@ -157,7 +117,8 @@ async def measure_all(parts: Sequence[BenchmarkPart], at_once: int, say: Callabl
         while left := [part for part in parts if part.left]:
             part = min(left, key=lambda one: one.under_way)
             said = await part.measure(*part.left.pop(0))
-            say(f"{said} ({pace.after_one()})")
+            time_left.advance(1)
+            say(f"{said} ({', '.join(filter(None, (f'{next(done)} of {total} items', str(time_left))))})")
 
     async with contextlib.AsyncExitStack() as stack:
         for part in parts:

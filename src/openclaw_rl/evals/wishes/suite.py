@@ -3,9 +3,8 @@
 import argparse
 import contextlib
 import itertools
-import json
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from openclaw_rl import terminal
+from openclaw_rl import __version__, terminal
 from openclaw_rl.aio import run_concurrently
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import Machine
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.demo import share
+from openclaw_rl.evals.result_log import ResultLog
 from openclaw_rl.evals.wishes.measurement import (
     COMPLAINS,
     CORRECTS,
@@ -42,6 +42,7 @@ from openclaw_rl.lab.commands import (
     write_text,
 )
 from openclaw_rl.lab.server import run_server
+from openclaw_rl.lab.statistics import Interval
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/wishes")
@@ -61,28 +62,29 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
     api, others = api_of(server)
     if options.practise or not api:
         machine.fetch_model()
-    out = new_folder(options.out or DEFAULT_OUT)
-    outcomes: list[WishOutcome] = []
+    out = options.out or new_folder(DEFAULT_OUT)
+    command = command_line(machine, options, server)
+    head = {"version": __version__, "model": api or machine.policy_name, "command": command}
+    log = ResultLog(out / "results.jsonl", head, [*head])
+    done = {line["wish"] for line in log.lines}
+    left = [wish for wish in wishes if wish.name not in done]
     training = () if options.practise else WITHOUT_TRAINING
     every = (*SERVER_FLAGS, *training, "--seed", str(machine.seed))
     flags = (*every, *(machine.flags if api else machine.model_flags), *server)
     try:
         if options.practise:
             own = (*every, *machine.model_flags, *others) if api else ()
-            work = measure_practised(wishes, plan, out, flags, own, options.at_once, outcomes, console)
+            work = measure_practised(left, plan, out, flags, own, options.at_once, log, console)
         else:
-            work = measure_all(wishes, plan, out / "server", flags, options.at_once, outcomes, console)
+            work = measure_all(left, plan, out, flags, options.at_once, log, console)
         run_stoppable(work, console)
     finally:
         # Also after an error or Ctrl-C: a wish takes minutes on a small machine.
-        if outcomes:
-            outcomes.sort(key=lambda outcome: wishes.index(outcome.wish))
-            command, measured = command_line(machine, options, server), [outcome_data(outcome) for outcome in outcomes]
-            results = {"command": command, "model": api or machine.policy_name, "wishes": measured}
-            write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
-            write_text(out / "wishes.md", markdown(outcomes))
-            console.print(table(outcomes))
-            console.print(f"Every answer: {out / 'results.json'}   Table: {out / 'wishes.md'}", soft_wrap=True)
+        found = {one["wish"]: one for one in log.lines}
+        if results := [found[wish.name] for wish in wishes if wish.name in found]:
+            write_text(out / "wishes.md", markdown(results))
+            console.print(table(results))
+            console.print(f"Every answer: {log.path}   Table: {out / 'wishes.md'}", soft_wrap=True)
     return 0
 
 
@@ -110,18 +112,19 @@ Measure = Callable[[EvalWish, Callable[[str], None]], Awaitable[WishOutcome]]
 
 
 async def measure_each(
-    wishes: Sequence[EvalWish], at_once: int, outcomes: list[WishOutcome], console: Console, measure: Measure
+    wishes: Sequence[EvalWish], at_once: int, log: ResultLog, console: Console, measure: Measure
 ) -> None:
-    """Append the outcome of each wish when it is done, `at_once` at a time. Raises ServerFailed or ServerError."""
+    """Write down the outcome of each wish when it is done, `at_once` at a time. Raises ServerFailed or ServerError."""
     with progress_bar(console) as bar:
         shown = bar.add_task("wishes", total=len(wishes), note="")
-        print_without_bar(console, f"Wishes: {len(wishes)}. Ctrl-C stops and keeps those that are done.")
+        goes_on = f"If it is stopped, the same command with --out {log.path.parent} goes on."
+        print_without_bar(console, f"Wishes: {len(wishes)}. {goes_on}")
 
         async def one(wish: EvalWish) -> None:
             outcome = await measure(wish, lambda what: bar.update(shown, note=what))
-            outcomes.append(outcome)
+            log.add(data := outcome_data(outcome))
             bar.advance(shown)
-            print_without_bar(console, line(outcome))
+            print_without_bar(console, line(data))
 
         await run_concurrently(wishes, one, at_once)
 
@@ -129,16 +132,16 @@ async def measure_each(
 async def measure_all(
     wishes: Sequence[EvalWish],
     plan: ExamPlan,
-    run_dir: Path,
+    out: Path,
     flags: Sequence[str],
     at_once: int,
-    outcomes: list[WishOutcome],
+    log: ResultLog,
     console: Console,
 ) -> None:
     """Measure what notes and corrections do. One server is enough, because nothing is trained."""
     owners = [owner(wish, person) for wish in wishes for person in PEOPLE]
     console.print("Starting a server …")
-    async with run_server(run_dir, *flags, people=owners) as server:
+    async with run_server(new_folder(out / "server"), *flags, people=owners) as server:
 
         async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
             async with contextlib.AsyncExitStack() as stack:
@@ -146,7 +149,7 @@ async def measure_all(
                 people = [await stack.enter_async_context(chat) for chat in chats]
                 return await WishMeasurement(wish, server, dict(zip(PEOPLE, people, strict=True)), plan, advance).run()
 
-        await measure_each(wishes, at_once, outcomes, console, measure)
+        await measure_each(wishes, at_once, log, console, measure)
 
 
 async def measure_practised(
@@ -156,7 +159,7 @@ async def measure_practised(
     flags: Sequence[str],
     own: Sequence[str],
     at_once: int,
-    outcomes: list[WishOutcome],
+    log: ResultLog,
     console: Console,
 ) -> None:
     """Measure what practice does. Each wish has a server of its own, because practice changes the policy for all.
@@ -166,63 +169,73 @@ async def measure_practised(
 
     async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
         advance(f"{wish.name}: starting a server")
-        async with run_server(out / wish.name, *flags) as server, Chat(server.url) as chat:
+        taught = new_folder(out / wish.name)
+        async with run_server(taught, *flags) as server, Chat(server.url) as chat:
             measured = WishMeasurement(wish, server, dict.fromkeys(PEOPLE, chat), plan, advance)
             await measured.teach()
             if not own:
                 return await measured.practise()
         advance(f"{wish.name}: starting a server that learns")
-        learns = run_server(out / f"{wish.name}-own", *own, "--continue-from", str(out / wish.name))
+        learns = run_server(taught.with_name(f"{taught.name}-own"), *own, "--continue-from", str(taught))
         async with learns as server, Chat(server.url) as chat:
             measured.move(server, chat)
             return await measured.practise()
 
-    await measure_each(wishes, at_once, outcomes, console, measure)
+    await measure_each(wishes, at_once, log, console, measure)
 
 
 def owner(wish: EvalWish, person: str) -> str:
     return f"{wish.name}.{person}"
 
 
-def line(outcome: WishOutcome) -> str:
+#: What was measured of a wish, as `outcome_data` makes it.
+WishData = Mapping[str, Any]
+
+
+def line(wish: WishData) -> str:
     """A wish in one line."""
-    shares = ", ".join(f"{name} {outcome.exams[name].kept.mean:.2f}" for name in exams_of([outcome]))
-    if outcome.practices:
-        return f"{outcome.wish.name}: {shares}; {practice_text(outcome)}"
-    sessions = " and ".join(f"{sessions_text(outcome, person)} ({person})" for person in (CORRECTS, COMPLAINS))
-    return f"{outcome.wish.name}: {shares}; sessions {sessions}"
+    shares = ", ".join(f"{name} {part(wish, name).mean:.2f}" for name in exams_of([wish]))
+    if wish["practices"]:
+        return f"{wish['wish']}: {shares}; {practice_text(wish)}"
+    sessions = " and ".join(f"{sessions_text(wish, person)} ({person})" for person in (CORRECTS, COMPLAINS))
+    return f"{wish['wish']}: {shares}; sessions {sessions}"
 
 
-def practice_text(outcome: WishOutcome) -> str:
+def practice_text(wish: WishData) -> str:
     """How its notes were practised."""
     return "; ".join(
-        f"{one.made} steps in {((one.ended or one.created) - one.created) / 60:.1f} minutes, {one.state}: {one.reason}"
-        for one in outcome.practices
+        f"{one['made']} steps in {((one['ended'] or one['created']) - one['created']) / 60:.1f} minutes, "
+        f"{one['state']}: {one['reason']}"
+        for one in wish["practices"]
     )
 
 
-def exams_of(outcomes: Sequence[WishOutcome]) -> list[str]:
+def exams_of(wishes: Sequence[WishData]) -> list[str]:
     """The examinations that all wishes have."""
-    return [name for name in (*EXAMS, PRACTISED) if all(name in outcome.exams for outcome in outcomes)]
+    return [name for name in (*EXAMS, PRACTISED) if all(name in wish["exams"] for wish in wishes)]
 
 
-def sessions_text(outcome: WishOutcome, person: str) -> str:
-    return str(outcome.sessions(person) or f"> {MAX_SESSIONS}")
+def part(wish: WishData, exam: str, name: str = "kept") -> Interval:
+    return Interval(**wish["exams"][exam][name])
 
 
-def table(outcomes: Sequence[WishOutcome]) -> Table:
+def sessions_text(wish: WishData, person: str) -> str:
+    return str(wish["sessions"].get(person) or f"> {MAX_SESSIONS}")
+
+
+def table(wishes: Sequence[WishData]) -> Table:
     """The results. Each row has two lines, so that the table fits a terminal of 80 columns."""
     results = Table(title="Unseen questions answered as wished, in % (95 % interval)", title_justify="left")
-    exams = exams_of(outcomes)
+    exams = exams_of(wishes)
     short = [name.replace(" correction", "\ncorrect.").removesuffix("s") for name in exams]
     for heading in ("wish", *short, "sensible\nafter", *([] if PRACTISED in exams else ["sessions\nuntil 3"])):
         results.add_column(heading, no_wrap=True)
-    for outcome in outcomes:
-        corrects, complains = (sessions_text(outcome, person) for person in (CORRECTS, COMPLAINS))
+    for wish in wishes:
+        corrects, complains = (sessions_text(wish, person) for person in (CORRECTS, COMPLAINS))
         results.add_row(
-            outcome.wish.name,
-            *(share(outcome.exams[name].kept) for name in exams),
-            share(outcome.exams[exams[-1]].sensible),
+            wish["wish"],
+            *(share(part(wish, name)) for name in exams),
+            share(part(wish, exams[-1], "sensible")),
             *([] if PRACTISED in exams else [f"{corrects}\n({complains})"]),
             end_section=True,
         )
@@ -233,35 +246,33 @@ def table(outcomes: Sequence[WishOutcome]) -> Table:
     return results
 
 
-def markdown(outcomes: Sequence[WishOutcome]) -> str:
+def markdown(wishes: Sequence[WishData]) -> str:
     """The results as a table for a page. Shares of the exams with their intervals."""
-    exams = exams_of(outcomes)
+    exams = exams_of(wishes)
     heads = ["wish", "set", *exams, "sensible before", "sensible after", "elsewhere"]
     heads += ["practice"] if PRACTISED in exams else ["sessions, corrects", "sessions, complains"]
     heads += ["note"]
     rows = [heads, ["---"] * len(heads)]
-    for outcome in outcomes:
-        before, after = outcome.exams[exams[0]], outcome.exams[exams[-1]]
-        sessions = [sessions_text(outcome, person) for person in (CORRECTS, COMPLAINS)]
+    for wish in wishes:
+        sessions = [sessions_text(wish, person) for person in (CORRECTS, COMPLAINS)]
         rows.append(
             [
-                f"`{outcome.wish.name}`",
-                outcome.wish.group,
-                *(str(outcome.exams[name].kept) for name in exams),
-                str(before.sensible),
-                str(after.sensible),
-                str(after.elsewhere) if after.elsewhere else "",
-                *([practice_text(outcome)] if PRACTISED in exams else sessions),
-                note_text(outcome),
+                f"`{wish['wish']}`",
+                wish["set"],
+                *(str(part(wish, name)) for name in exams),
+                *(str(part(wish, name, "sensible")) for name in (exams[0], exams[-1])),
+                str(part(wish, exams[-1], "elsewhere")) if wish["exams"][exams[-1]]["elsewhere"] else "",
+                *([practice_text(wish)] if PRACTISED in exams else sessions),
+                note_text(wish["note"]),
             ]
         )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def note_text(outcome: WishOutcome) -> str:
+def note_text(note: Mapping[str, Any]) -> str:
     """How the note of the corrections came about."""
-    texts = "; ".join(text.replace("|", "\\|") for text in outcome.notes)
-    return f"{'read' if outcome.note_was_read else 'given'}: {texts}"
+    texts = "; ".join(text.replace("|", "\\|") for text in note["texts"])
+    return f"{'read' if note['read'] else 'given'}: {texts}"
 
 
 def outcome_data(outcome: WishOutcome) -> dict[str, Any]:
@@ -274,7 +285,7 @@ def outcome_data(outcome: WishOutcome) -> dict[str, Any]:
         "sessions": {person: outcome.sessions(person) for person in outcome.first_replies},
         "first_replies": outcome.first_replies,
         "practices": [asdict(one) for one in outcome.practices],
-        "exams": {name: exam_data(outcome.exams[name]) for name in exams_of([outcome])},
+        "exams": {name: exam_data(exam) for name, exam in outcome.exams.items()},
     }
 
 
