@@ -97,9 +97,9 @@ def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None
         rows,
         outputs,
         inputs,
-        span,
         x.stride(0),
         codes.stride(0),
+        SPAN=span,
         NARROW=narrow,
         BIAS=bias is not None and splits == 1,
         ROWS_BLOCK=max(LEAST_SIDE, triton.next_power_of_2(rows)),
@@ -150,11 +150,11 @@ def _decode_kernel(
 # fmt: off
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, codes, scales, table, bias, result, rows, outputs, inputs, span, x_stride, codes_stride, NARROW: tl.constexpr,
-    BIAS: tl.constexpr, ROWS_BLOCK: tl.constexpr, OUTPUTS_BLOCK: tl.constexpr, GROUPS: tl.constexpr,
-    GROUP: tl.constexpr, SHUFFLE: tl.constexpr, CHAINED: tl.constexpr,
+    x, codes, scales, table, bias, result, rows, outputs, inputs, x_stride, codes_stride, SPAN: tl.constexpr,
+    NARROW: tl.constexpr, BIAS: tl.constexpr, ROWS_BLOCK: tl.constexpr, OUTPUTS_BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, SHUFFLE: tl.constexpr, CHAINED: tl.constexpr,
 ):
-    """One program computes `OUTPUTS_BLOCK` columns of the result for every row, from `span` of the inputs.
+    """One program computes `OUTPUTS_BLOCK` columns of the result for every row, from `SPAN` of the inputs.
 
     All between a load and the tensor cores works on single elements, so that Triton copies codes and rows to where the
     tensor cores want them, and decodes there.
@@ -165,7 +165,7 @@ def _product_kernel(
     output = tl.program_id(0) * OUTPUTS_BLOCK + tl.arange(0, OUTPUTS_BLOCK)
     has_row = (row < rows)[:, None]
     has_output = output < outputs
-    begin = tl.program_id(1) * span
+    begin = tl.program_id(1) * SPAN
     start = output.to(tl.int64)
     total = tl.zeros([ROWS_BLOCK, OUTPUTS_BLOCK], tl.float32)
     wait_for_previous(CHAINED)
@@ -175,7 +175,7 @@ def _product_kernel(
         WORD: tl.constexpr = tl.uint32 if dtype.primitive_bitwidth == 16 else tl.uint64
         pairs = x.to(tl.pointer_type(WORD), bitcast=True) + row[:, None] * (x_stride // 2)
         own = _own_number(table, output, SHUFFLE)
-        for column in range(0, span, GROUPS * GROUP):
+        for column in range(0, SPAN, GROUPS * GROUP):
             for group in tl.static_range(GROUPS):
                 place = (begin + column) // GROUP + group
                 inside = place < inputs // GROUP
@@ -191,7 +191,7 @@ def _product_kernel(
                 total = tl.dot(_lower(pair >> dtype.primitive_bitwidth, dtype), second, total, input_precision="ieee")
     else:
         scale = tl.load(scales + output, mask=has_output, other=0.0)
-        for column in range(0, span, GROUPS * GROUP):
+        for column in range(0, SPAN, GROUPS * GROUP):
             place = begin + column + tl.arange(0, GROUPS * GROUP)
             inside = place < inputs
             at = codes + start[None, :] * codes_stride + place[:, None]
