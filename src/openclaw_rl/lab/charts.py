@@ -29,7 +29,7 @@ COLOURS = 6
 MARGIN, TEXT_LINE, LETTER = 16, 24, 6.6
 
 #: In a table of bars: the widths of names, of a column and of a bar, and the height of a row.
-NAMES, CELL, BAR, ROW = 210, 106, 90, 38
+NAMES, CELL, BAR, ROW = 210, 122, 106, 38
 
 Point = tuple[float, float]
 Row = TypeVar("Row", bound=tuple[float, ...])
