@@ -4,8 +4,7 @@
 
 The server runs in its own process: its real API, renderer, tokenizer (the embedded model's) and ledger, with a sampler
 that answers at once. The driver's overhead is the time of an episode minus that of a minimal client, which sends the
-same requests over one connection. Further tables: a training step on the attempts of a group, and episodes of the
-built-in environments.
+same requests over one connection. A further table: a training step on the attempts of a group.
 """
 
 import asyncio
@@ -19,7 +18,6 @@ from statistics import median
 
 import uvicorn
 from common import machine, model_folder, sized, table, verdict
-from episodes import show_episodes
 from learning import show_siblings
 from serving import ANSWER, Connection, InstantSampler, Server
 
@@ -153,7 +151,6 @@ def main() -> None:
         rows = [*overhead(server.port), *throughput(server.port)]
     table(f"Episodes of {TURNS} turns ({machine()})", ("", "measured", "target"), rows)
     show_siblings("cpu")
-    show_episodes()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """Measures models of other families and weights of 4 and 8 bits, with random weights at real shapes, on one GPU.
 
     python benchmarks/families.py                         all parts but the last, within four minutes
-    python benchmarks/families.py qwen3-4b gpt-oss-20b    these parts
-    python benchmarks/families.py --most 120 qwen3-8b     within two minutes
+    python benchmarks/families.py --most 120 qwen3-8b     this part, within two minutes
 
 A row is printed when it is measured. A row that fails says why, and the others go on. Each part has a process of its
 own; when the time is over, it is ended. Sampling is 512-token prompts and 64 tokens each, with an adapter. A training
-step has 4,096 tokens in four sequences. Memory is what PyTorch has allocated at the peak, weights included.
-Plain PEFT needs `peft`, and the comparison with bitsandbytes needs `bitsandbytes`.
+step has 4,096 tokens in four sequences. Memory is PyTorch's peak, with weights. Plain PEFT needs `peft`.
 """
 
 import argparse
@@ -282,7 +280,7 @@ def family(name: str, config: Callable[[], Any]) -> Rows:
 
 
 def kernels() -> Rows:
-    """Products with few rows: our kernel in several tiles, decoding with cuBLAS, bfloat16, and bitsandbytes."""
+    """Products with few rows: our kernel in several tiles, decoding with cuBLAS, and bfloat16."""
     outputs, inputs = sized((12288, 4096), (64, 128))
     rows = Rows(f"A product [{outputs}, {inputs}] in 4 bits, µs")
     weights = [torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE) for _ in range(sized(8, 1))]
@@ -292,7 +290,7 @@ def kernels() -> Rows:
         ways: dict[str, Callable[[int], object]] = {"bfloat16": lambda i, x=x: x @ weights[i].t()}  # type: ignore[misc]
         ways["decoded, then cuBLAS"] = lambda i, x=x: x @ decode(*coded[i], DTYPE).t()  # type: ignore[misc]
         if DEVICE.type == "cuda":
-            ways |= tiles(x, coded) | bitsandbytes(x, weights)
+            ways |= tiles(x, coded)
         for way, product in ways.items():
             found = rows.attempt(f"{count} rows", way, lambda product=product: microseconds(product, len(weights)))  # type: ignore[misc]
             if found is not None:
@@ -310,16 +308,6 @@ def tiles(x: torch.Tensor, coded: list[tuple[torch.Tensor, torch.Tensor]]) -> di
         )  # type: ignore[misc]
         for tile in (TILE, *(DecodedTile(*sizes) for sizes in some))
     }
-
-
-def bitsandbytes(x: torch.Tensor, weights: list[torch.Tensor]) -> dict[str, Callable[[int], object]]:
-    try:
-        import bitsandbytes as library
-        from bitsandbytes.functional import quantize_4bit
-    except ImportError:
-        return {}
-    stored = [quantize_4bit(weight, quant_type="nf4", blocksize=64) for weight in weights]
-    return {"bitsandbytes": lambda i: library.matmul_4bit(x, stored[i][0].t(), stored[i][1])}
 
 
 def microseconds(product: Callable[[int], object], weights: int) -> float:

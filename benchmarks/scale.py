@@ -5,7 +5,7 @@ python benchmarks/scale.py
 All of it is computed from numbers that were measured on one H200 for the shape of Qwen3-4B. Nothing here is measured.
 """
 
-from common import machine, table
+from common import table
 
 #: Parameters of the model, and of a LoRA adapter of rank 32 on all linear layers.
 PARAMETERS, ADAPTER, LAYERS = 4.02e9, 66.1e6, 36
@@ -83,7 +83,6 @@ def user_row(users: int, batch: int) -> list[object]:
 
 
 def main() -> None:
-    print(machine())
     head = ["GPUs", "step s", "efficiency", "weak", "GiB without activations"]
     for title, full, sharded in (
         ("adapter of rank 32, weights on every GPU", False, False),

@@ -27,7 +27,7 @@ SLOWER = [
 ]
 #: These have nothing to measure without a GPU.
 ON_CUDA = {"decoding"}
-HELPERS = {"common", "cuda_engine", "episodes", "measuring", "shapes"}
+HELPERS = {"common", "cuda_engine", "measuring", "shapes"}
 
 slow = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs it")
 
