@@ -62,7 +62,7 @@ def size_of_modules(model: Any, bits: int) -> ModelSize:
         module = path.removesuffix(".weight")
         if module != path and "vision" not in path and is_adapted(model, module, has_experts=has_experts):
             adaptable[module.rpartition(".")[2]] += sum(weight.shape)
-    everything = sum(parameter.numel() for parameter in model.parameters())
+    everything = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     config = model.config.get_text_config().to_dict()
     return ModelSize(
         matrices=Counter(tuple(weight.shape) for weight in weights.values()),
