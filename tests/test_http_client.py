@@ -1,8 +1,10 @@
 """The HTTP client against servers that answer well, oddly, or not at all."""
 
 import asyncio
+import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -101,6 +103,33 @@ async def test_a_kept_connection_is_not_used_when_it_is_old_or_closed() -> None:
         while client._idle[0].is_reusable:
             await asyncio.sleep(0)
         assert (await client.request("GET", "/")).content == b"hi"
+
+
+def test_a_connection_that_the_server_has_just_closed_is_not_used() -> None:
+    """Its end has arrived, and the event loop has not looked since."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
+
+        def answer_once_each() -> None:
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(OK)
+                closed.set()
+
+        closed = threading.Event()
+        server = threading.Thread(target=answer_once_each, daemon=True)
+        server.start()
+
+        async def ask_twice() -> None:
+            client = HttpClient("http://{}:{}".format(*listening.getsockname()), {}, keepalive_seconds=60.0)
+            await client.request("GET", "/")
+            assert closed.wait(10)
+            assert (await client.request("GET", "/")).content == b"hi"
+            await client.close()
+
+        asyncio.run(ask_twice())
 
 
 async def test_leaving_an_answer_early_closes_the_connection() -> None:

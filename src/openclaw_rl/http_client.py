@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import re
+import select
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -87,6 +88,14 @@ class HttpConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._buffered = self._header_bytes = 0
         self._is_interim = self._has_headers = self._is_complete = self._keeps_alive = self._is_paused = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has arrived that the event loop has not read yet, such as the end of the connection."""
+        assert self._transport is not None
+        looked_at = select.poll()
+        looked_at.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return not looked_at.poll(0)
 
     @property
     def is_reusable(self) -> bool:
@@ -280,7 +289,7 @@ class HttpClient:
         oldest = loop.time() - self._keepalive_seconds
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_reusable and connection.idle_since > oldest:
+            if connection.is_reusable and connection.idle_since > oldest and connection.is_silent:
                 return connection
             connection.close()
         try:
