@@ -284,6 +284,12 @@ async def test_an_account_in_the_url_is_sent_and_not_part_of_the_host() -> None:
         assert f"Host: {server.url[7:]}\r\n".encode() in server.requests[0]
 
 
+def test_what_is_kept_of_urls_has_no_password_and_no_query() -> None:
+    shown = http_client.text_without_accounts("https://ann:p,w@api/v1,http://other/v1?key=SECRET#part")
+    assert shown == "https://api/v1,http://other/v1"
+    assert http_client.text_without_accounts("what? #1 of a@b") == "what? #1 of a@b"
+
+
 async def test_a_proxy_of_the_environment_is_used_if_it_is_wished(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name.upper(), raising=False)

@@ -446,8 +446,8 @@ def url_without_account(url: str) -> str:
 
 
 def text_without_accounts(text: str) -> str:
-    """An option's value or a word of a command. Its URLs, separated by commas, are without names and passwords."""
-    if "://" not in text or "@" not in text:
+    """An option's value or a word of a command. Its URLs, separated by commas, are without passwords and queries."""
+    if "://" not in text:
         return text
     # A password may contain a comma.
     return ",".join(map(url_without_account, re.split(r",(?=\s*[a-z]+://)", text)))

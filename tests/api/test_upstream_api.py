@@ -1,10 +1,13 @@
 """A server in front of another API: every wire, what is passed on, what is recorded, and errors."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -329,14 +332,19 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(front: Fronted) -> No
 
 
 def test_fields_that_an_api_calls_otherwise_are_renamed(front: Fronted) -> None:
+    first = threading.Barrier(3)
+
     def strict(body: dict[str, Any]) -> Said:
         if "max_tokens" in body:
+            first.wait(30)
             return refusal(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
         return refusal(400, "Unknown field stream_options") if "stream_options" in body else words("ok")
 
     front.api.answer = strict
-    answer = front.client.chat.completions.create(model="tiny", messages=ASK, max_tokens=5)
-    assert answer.choices[0].message.content == "ok"
+    with ThreadPoolExecutor(3) as clients:
+        ask = partial(front.client.chat.completions.create, model="tiny", messages=ASK, max_tokens=5)
+        answers = [asked.result() for asked in [clients.submit(ask) for _ in range(3)]]
+    assert [answer.choices[0].message.content for answer in answers] == ["ok"] * 3
     assert front.api.requests[-1]["max_completion_tokens"] == 5
     front.sampler._limit_field, front.sampler._asks_usage = "max_tokens", True
 

@@ -196,6 +196,9 @@ def test_wishes_that_are_done_are_kept(
     assert main(["wishes", "--out", str(out), "--model-name", str(tiny_model), "chef", "pirate"]) == 0
     assert [wish["wish"] for wish in measured_in(out)[1:]] == ["chef", "pirate"]
     assert len((out / "wishes.md").read_text().splitlines()) == 4
+    # Nothing is left, so no server is started.
+    monkeypatch.setattr(suite, "run_server", None)
+    assert main(["wishes", "--out", str(out), "--model-name", str(tiny_model), "chef", "pirate"]) == 0
     assert main(["wishes", "--out", str(out), "--model-name", str(tiny_model), "chef"]) == 2
     assert "has results of another command" in capsys.readouterr().err
 

@@ -19,15 +19,16 @@ class ResultLog:
     def __init__(self, path: Path, head: Mapping[str, Any], fixed: Collection[str]) -> None:
         """`fixed` are the names of the head that must be equal. Raises UserError if there are results of another."""
         self.path, self.head = path, head
-        found, *lines = [line for _, line in read_json_lines(path, "--out")] if path.exists() else [{}]
+        found, *lines = (whole_lines(path) if path.exists() else []) or [{}]
         self.lines = [line for line in lines if BEGUN not in line]
         """Of all items that are done, also before this run."""
-        self._begun = [line[BEGUN] for line in lines if BEGUN in line]
-        if not self.lines:
+        differs = next((name for name in fixed if name not in found or found[name] != head[name]), "")
+        if differs and self.lines:
+            raise UserError(f"{path} has results of another {differs}, {found.get(differs)}: give another --out.")
+        self._begun = [] if differs else [line[BEGUN] for line in lines if BEGUN in line]
+        if differs:
             write_text(path, "")
             self._write(head)
-        elif differs := next((name for name in fixed if found.get(name) != head[name]), ""):
-            raise UserError(f"{path} has results of another {differs}, {found.get(differs)}: give another --out.")
 
     def begin(self, key: list[str]) -> int:
         """Note that an item begins; how often it has begun, with this time."""
@@ -42,3 +43,12 @@ class ResultLog:
     def _write(self, line: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file, from which the last is taken away if a killed run has not written it to its end."""
+    text = path.read_text("utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        write_text(path, whole)
+    return [line for _, line in read_json_lines(path, "--out")]

@@ -75,7 +75,8 @@ def in_rounds(name: str, tasks: Sequence[T], seed: int) -> Iterator[T]:
 def read_json_lines(path: Path, option: str) -> list[tuple[str, Any]]:
     """The values of a file with one JSON value a line, each with the place that a message names. Raises ConfigError."""
     values = []
-    for number, line in enumerate(read_text(path, option).splitlines(), 1):
+    # Not splitlines: JSON may have U+2028 in a text.
+    for number, line in enumerate(read_text(path, option).split("\n"), 1):
         if not line.strip():
             continue
         place = f"{option}: {path}, line {number}"

@@ -92,7 +92,7 @@ def texts(given: Any) -> list[str]:
 
 def read_items(path: Path) -> list[Item]:
     """Read a gate file. Raises ConfigError that names the wrong line."""
-    lines = read_text(path, "--gate").splitlines()
+    lines = read_text(path, "--gate").split("\n")
     items = [read_item(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not items:
         raise ConfigError(f"--gate: {path} has no prompts.")

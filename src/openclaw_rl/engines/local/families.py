@@ -1,5 +1,6 @@
 """Which models the local engine can run. Other engines may run others."""
 
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -133,12 +134,15 @@ def keeps_state(config: Mapping[str, object]) -> bool:
 
 def why_not_by_transformers(config: Mapping[str, object]) -> str:
     """Why Transformers' modelling code cannot compute the model; empty if it can, as far as the configuration tells."""
-    if model_class(config) is None:
+    model = model_class(config)
+    if model is None:
         import transformers
 
         if config.get("auto_map"):
             return "its folder wants to run code of its own (auto_map in config.json), which this program never does"
         return f"Transformers {transformers.__version__} has no language model of this name and model_type"
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return "its code in Transformers keeps the state of a text in a form of its own"
     return ""
 
 

@@ -230,6 +230,8 @@ class UpstreamSampler(TextSampler):
             stream.feed([TextPiece(index, (), reader.finish)])
         except EngineUnavailable as error:
             error.args = (self._without_key(str(error)),)
+            if isinstance(error, ApiRefused) and error.code:
+                error.code = self._without_key(error.code)
             stream.fail(error)
 
     async def _events(self, call: ChatCall, index: int) -> AsyncGenerator[Any, None]:
@@ -238,8 +240,9 @@ class UpstreamSampler(TextSampler):
         while True:
             server = self._choose(tried)
             tried.append(server)
+            body = self._body(call, index)
             try:
-                answer = self._events_of(server, self._body(call, index))
+                answer = self._events_of(server, body)
                 with server.working():
                     async with contextlib.aclosing(answer) as events:
                         async for event in events:
@@ -252,7 +255,7 @@ class UpstreamSampler(TextSampler):
                     if len(tried) <= max(1, len(self.servers) - 1):
                         await asyncio.sleep(PAUSE_SECONDS)
                         continue
-                elif self._adapts_to(error, call):
+                elif self._adapts_to(error, body):
                     tried.pop()
                     continue
                 raise self._refusal(server, error) from error
@@ -286,13 +289,13 @@ class UpstreamSampler(TextSampler):
             body["seed"] += index
         return body
 
-    def _adapts_to(self, error: ServerError, call: ChatCall) -> bool:
-        """Whether the API refused a field that can be written otherwise. It is, from now on."""
+    def _adapts_to(self, error: ServerError, sent: Mapping[str, Any]) -> bool:
+        """Whether the API refused a field of what was sent that can be written otherwise. It is, from now on."""
         if error.status not in (400, 422):
             return False
-        if "max_completion_tokens" in error.message and "max_tokens" in call.body and self._limit_field == "max_tokens":
+        if "max_completion_tokens" in error.message and "max_tokens" in sent:
             self._limit_field = "max_completion_tokens"
-        elif "stream_options" in error.message and self._asks_usage:
+        elif "stream_options" in error.message and "stream_options" in sent:
             self._asks_usage = False
         else:
             return False

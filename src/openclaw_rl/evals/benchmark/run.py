@@ -25,7 +25,7 @@ from openclaw_rl.lab.statistics import Interval, Marks, proportion_of_trials
 #: The version of the results. Lines of another one are not compared.
 FORMAT = 1
 #: What must be equal for a run to go on.
-FIXED = ("benchmark", "system", "seed", "quick", "version", "model", "wire")
+FIXED = ("benchmark", "system", "seed", "quick", "version", "model", "wire", "quiet")
 
 
 @dataclass(frozen=True, slots=True)

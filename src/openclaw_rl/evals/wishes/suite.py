@@ -60,8 +60,6 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
     wishes = chosen(options.names, options.set)
     plan = ExamPlan(options.questions, machine.seed, max(1, MAX_REQUESTS // min(options.at_once, len(wishes))))
     api, others = api_of(server)
-    if options.practise or not api:
-        machine.fetch_model()
     out = options.out or new_folder(DEFAULT_OUT)
     command = command_line(machine, options, server)
     head = {"version": __version__, "model": api or machine.policy_name, "command": command}
@@ -71,13 +69,14 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
     training = () if options.practise else WITHOUT_TRAINING
     every = (*SERVER_FLAGS, *training, "--seed", str(machine.seed))
     flags = (*every, *(machine.flags if api else machine.model_flags), *server)
+    if left and (options.practise or not api):
+        machine.fetch_model()
+    own = (*every, *machine.model_flags, *others) if api else ()
     try:
-        if options.practise:
-            own = (*every, *machine.model_flags, *others) if api else ()
-            work = measure_practised(left, plan, out, flags, own, options.at_once, log, console)
-        else:
-            work = measure_all(left, plan, out, flags, options.at_once, log, console)
-        run_stoppable(work, console)
+        if left and options.practise:
+            run_stoppable(measure_practised(left, plan, out, flags, own, options.at_once, log, console), console)
+        elif left:
+            run_stoppable(measure_all(left, plan, out, flags, options.at_once, log, console), console)
     finally:
         # Also after an error or Ctrl-C: a wish takes minutes on a small machine.
         found = {one["wish"]: one for one in log.lines}

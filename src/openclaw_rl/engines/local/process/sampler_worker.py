@@ -69,6 +69,8 @@ CACHE_SHARE = {"cpu": 0.25, "cuda": 0.6}
 MAX_CPU_CACHE_BYTES = 4 << 30
 #: Contexts longer than this need --max-context-tokens, so that one request cannot take the whole cache.
 DEFAULT_MAX_CONTEXT = 32768
+#: The same for models whose prompts are read in one step, during which everybody else waits.
+DEFAULT_STATE_CONTEXT = 4096
 log = logging.getLogger(__name__)
 #: Commands that are about one request.
 ForRequest = Add | Score | Cancel
@@ -81,7 +83,7 @@ BACKGROUND_TOKENS = {"cpu": 32, "cuda": 4096}
 PREFILL_SHARE = {"cpu": 16, "cuda": 512}
 
 
-def context_limit(options: WorkerOptions, shape: Sizes, cache_tokens: int) -> int:
+def context_limit(options: WorkerOptions, shape: Sizes, cache_tokens: int, default: int) -> int:
     """The longest prompt and answer together. Raises UnsupportedModel if the options ask for more than is possible."""
     asked = options.max_context
     if asked is not None and asked > shape.max_context:
@@ -91,7 +93,7 @@ def context_limit(options: WorkerOptions, shape: Sizes, cache_tokens: int) -> in
             f"the memory for keys and values holds {cache_tokens} tokens, fewer than one request may need; "
             "raise --kv-cache-gib or lower --max-context-tokens"
         )
-    return asked or min(shape.max_context, DEFAULT_MAX_CONTEXT, cache_tokens)
+    return asked or min(shape.max_context, default, cache_tokens)
 
 
 def cache_bytes(options: WorkerOptions, device: torch.device) -> int:
@@ -135,7 +137,8 @@ class Worker:
         if isinstance(shape, TransformersSizes) and shape.state is not None:
             max_sequences = max(1, min(max_sequences, room // 2 // shape.state.fixed))
             pages = (room - max_sequences * shape.state.fixed) // (PAGE_SIZE * shape.state.per_token)
-        self.max_context = context_limit(options, shape, pages * PAGE_SIZE)
+        default = DEFAULT_MAX_CONTEXT if decoder.mixes_sequences else DEFAULT_STATE_CONTEXT
+        self.max_context = context_limit(options, shape, pages * PAGE_SIZE, default)
         self.policies = slots_for(decoder, options)
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=isinstance(self.runner, TorchRunner))
