@@ -144,6 +144,8 @@ class Lines:
                     return True
             except (EngineError, LedgerError, OSError) as error:
                 self._pause(name, error, loop)
+                # Only turns that wait are counted, and these wait for the next trial.
+                await self.ledger.write(training.release_batches, name)
         return False
 
     def _pause(self, name: str, error: Exception, loop: LearnLoop | None) -> None:
