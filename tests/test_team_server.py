@@ -163,13 +163,23 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
         learned(program, "carl", 1)
 
 
+A_SAMPLER = """
+from openclaw_rl.engines.local.factory import LocalSamplerFactory
+
+class Mine(LocalSamplerFactory):
+    name, has_lines = "mine", False
+
+SAMPLER = Mine()
+"""
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--lora-rank", "0"], "--lora-rank 0 trains all weights"),
         (["--learner", "outside", "--sampler", "vllm"], "outside trains one line"),
         (["--learner", "slime", "--sampler", "sglang"], "slime trains one line"),
-        (["--backend", "tinker"], "vllm or sglang, and --sampler is tinker"),
+        (["--sampler", "{folder}/mine.py"], "vllm or sglang, and --sampler is mine"),
         (["--sampler", "upstream", "--upstream-url", "http://127.0.0.1:1", "--upstream-model", "m"], "weights"),
         (["--custom-generate-function-path", "mine.py"], "which asks the shared line"),
         (["--api-key", ""], "needs a key for each person"),
@@ -178,7 +188,8 @@ def test_each_person_has_a_line_that_is_killed_resumed_named_rolled_back_and_for
 )
 def test_what_cannot_have_lines_is_refused_in_a_sentence(tmp_path: Path, flags: list[str], sentence: str) -> None:
     given = {"--api-key": "anna=sk-anna", **dict(zip(flags[::2], flags[1::2], strict=True))}
-    words = [word for pair in given.items() for word in pair]
+    words = [word.format(folder=tmp_path) for pair in given.items() for word in pair]
+    (tmp_path / "mine.py").write_text(A_SAMPLER)
     code, out, err = run_command(tmp_path, "serve", "--policy-per-user", "--dry-run", *words)
     assert code != 0
     assert sentence in json.dumps(err + out)

@@ -146,6 +146,40 @@ async def test_it_learns_while_it_serves_and_goes_on_in_another_session(
     assert (cloud.sessions, cloud.open_sessions) == (2, 0)
 
 
+async def test_each_person_has_a_line_that_makes_room_resumes_and_is_forgotten_at_the_service_too(
+    cloud: Cloud, tiny_model: Path, tmp_path: Path
+) -> None:
+    people = ("anna", "ben", "carl")
+    keys = {"api_key": ",".join(f"{name}=sk-{name}" for name in people), "admin_key": "sk-admin"}
+    flags: dict[str, Any] = {"policy_per_user": True, "policy_slots": 2, "max_staleness": 1000, **keys}
+
+    async def policy_of(client: httpx.AsyncClient, name: str) -> str:
+        client.headers["Authorization"] = f"Bearer sk-{name}"
+        policy: str = (await ask(client))["system_fingerprint"]
+        return policy
+
+    async def learned(client: httpx.AsyncClient, name: str) -> str:
+        before = await policy_of(client, name)
+        await teach(client)
+        while await policy_of(client, name) == before:
+            await asyncio.sleep(0.02)
+        return await policy_of(client, name)
+
+    async with asyncio.timeout(120), serving(tiny_model, tmp_path / "run", **flags) as client:
+        served = {name: await learned(client, name) for name in (*people, "anna")}
+        assert len(set(served.values())) == 3
+        assert {name: await policy_of(client, name) for name in people} == served
+        assert await policy_of(client, "admin") == "policy-0"
+    async with asyncio.timeout(120), serving(tiny_model, tmp_path / "run", **flags) as client:
+        assert {name: await policy_of(client, name) for name in people} == served
+        served["ben"] = await learned(client, "ben")
+        client.headers["Authorization"] = "Bearer sk-admin"
+        assert (await client.delete("/v1/lines/ben")).json() == {"line": "ben", "deleted": True}
+        assert "delete" in cloud.calls
+        assert {name: await policy_of(client, name) for name in people} == {**served, "ben": "policy-0"}
+        await learned(client, "anna")
+
+
 async def test_an_expired_key_pauses_learning_and_says_so_while_serving_goes_on(
     cloud: Cloud, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused, policy_in
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
-from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.datum import (
     CROSS_ENTROPY,
     loss_config,
@@ -31,15 +29,13 @@ from openclaw_rl.engines.tinker.datum import (
     to_weighted_data,
 )
 from openclaw_rl.engines.tinker.learner import TinkerLearner
-from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
-from openclaw_rl.engines.tinker.training_run import TrainingRunOptions
 from openclaw_rl.engines.tinker.traits import Traits, read_schema
 from openclaw_rl.errors import UserError
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Alternatives, LossSettings, ScoreRequest, Span, TrainingSequence
 from support.methods import a_method
 from support.tinker_double import ALPHA, RANK, Cloud, failed_request, status_error, tensor, tinker, types
-from support.training_settings import USUAL, taken_out
+from support.tinker_learners import a_learner, batch
 
 LOSSES = ("ppo", "importance_sampling", "cispo")
 #: A server whose ways differ in all that is known to differ.
@@ -53,50 +49,11 @@ def cloud(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return cloud
 
 
-def options(**given: Any) -> TrainingRunOptions:
-    training = taken_out(given, dataclasses.replace(USUAL, seed=3))
-    return TrainingRunOptions(**{"rank": RANK, "train_attn": True, "train_mlp": True, "training": training, **given})
-
-
-async def a_learner(model: Path, **given: Any) -> TinkerLearner:
-    connection = Connection(Account(None, "tml-key", timeout=60.0))
-    connection.first_pause = 0.01
-    sampler = TinkerSampler(connection, SamplerOptions("tiny/model", model, None, 4, 4, 8, 3))
-    await sampler.start()
-    learner = TinkerLearner(connection, sampler, options(**given))
-    learner.retry_pause = 0.01
-    await learner.start()
-    await learner.reset()
-    return learner
-
-
 @pytest_asyncio.fixture
 async def learner(cloud: Cloud, tiny_model: Path) -> AsyncIterator[TinkerLearner]:
     learner = await a_learner(tiny_model)
     yield learner
     await learner.primitives.connection.close()
-
-
-def batch(cloud: Cloud, seed: int = 0, count: int = 3, shift: float = 0.0) -> list[TrainingSequence]:
-    """Sequences of several spans, sampled by the base model as it were; `shift` makes the old log-probs stale."""
-    draw, found = random.Random(seed), []
-    for number in range(count):
-        ids = [draw.randrange(200) for _ in range(draw.randint(12, 30))]
-        middle = draw.randint(4, 8)
-        ends = [(2, middle), (middle + 2, len(ids) - draw.randint(0, 2))]
-        logprobs = cloud.scores(ids, len(ids) - 1, 0).logprobs
-        spans = [
-            Span(
-                10 * number + i,
-                start,
-                stop,
-                [value + shift * draw.uniform(-1, 1) for value in logprobs[start - 1 : stop - 1]],
-                [draw.uniform(-2, 2) for _ in range(stop - start)],
-            )
-            for i, (start, stop) in enumerate(ends)
-        ]
-        found.append(TrainingSequence(ids, spans))
-    return found
 
 
 def with_others(cloud: Cloud, sequences: Sequence[TrainingSequence], seed: int = 7) -> list[TrainingSequence]:

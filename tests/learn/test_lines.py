@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.learn.checkpoints import Checkpoints, line_folder
 from openclaw_rl.learn.reporting import MAX_LINES_SHOWN
 from openclaw_rl.learn.step import Phase
@@ -47,6 +48,21 @@ async def test_whoever_writes_most_does_not_keep_others_from_learning(team: Team
     await team.trained(*much, *little)
     assert set(team.learner.order[:3]) == {"anna", "ben", "carl"}
     assert team.learner.order[3:] == ["anna"] * 5
+
+
+async def test_a_step_that_fails_is_tried_again_though_nobody_says_more(team: TeamRun) -> None:
+    await team.start()
+    hooks = team.learner.for_line("anna").hooks
+    step = hooks["step"]
+
+    def fail(_sequences: Any) -> None:
+        hooks["step"] = step
+        raise EngineUnavailable("the process has ended")
+
+    hooks["step"] = fail
+    anna = team.judged("anna")
+    await team.trained(*anna)
+    assert team.steps("anna") == [anna]
 
 
 async def test_turns_that_wait_are_counted_before_their_line_has_made_a_step(team: TeamRun) -> None:

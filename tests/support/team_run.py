@@ -94,6 +94,8 @@ class LearnerOfLines(ScriptedLearner):
         if line in self.lines:
             self.lines[line].policy = []
 
+    async def erase(self, folder: Path) -> None: ...
+
 
 class TeamRun:
     """A run directory with lines, and the server in it, which can be killed and started again."""
@@ -110,10 +112,10 @@ class TeamRun:
         self.threads = ThreadPoolExecutor()
 
     async def start(self, *, learning: bool = True) -> "TeamRun":
-        self.learner, self.sampler, self.registry = LearnerOfLines(), SamplerOfLines(), CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.threads = ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(self.threads)
-        self.sampler.says(self.renderer, self.bad)
+        self.learner, self.sampler = await self.start_engines()
         options = TrainingOptions(**self.options)
         setup = LearnSetup(options, self.folder, a_method("rl"), self.most, {}, 0, several_users=False, personal=True)
         self.lines: Lines = build_lines(
@@ -129,6 +131,11 @@ class TeamRun:
         if learning:
             self.learn()
         return self
+
+    async def start_engines(self) -> tuple[Any, Any]:
+        sampler = SamplerOfLines()
+        sampler.says(self.renderer, self.bad)
+        return LearnerOfLines(), sampler
 
     def learn(self) -> None:
         self.task = asyncio.create_task(self.lines.run())

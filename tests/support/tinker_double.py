@@ -7,7 +7,9 @@ those of the installed version of the SDK.
 import asyncio
 import copy
 import dataclasses
+import gc
 import inspect
+import weakref
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
@@ -40,7 +42,7 @@ types = tinker.types
 
 RANK, ALPHA = 4, 8.0
 #: Policies that can be sampled from in one test.
-SLOTS = 24
+SLOTS = 64
 #: Whether this version of the SDK returns the likeliest tokens with samples.
 NEW_SDK = "topk_sample_logprobs" in str(tinker.SamplingClient.sample_async.__code__.co_varnames)
 NEW_TYPES = "sequence_id" in inspect.signature(types.SampledSequence).parameters
@@ -124,6 +126,9 @@ class Cloud:
         self.losses = {"ppo", "importance_sampling", "cispo", "cross_entropy"}
         self.states: dict[str, dict[str, Any]] = {}
         self.slots: dict[str, int] = {}
+        self.kept_seconds: dict[str, int | None] = {}
+        """For how long each path is kept; None: for good."""
+        self._clients: weakref.WeakSet[Training | Sampling] = weakref.WeakSet()
         self.faults: dict[str, list[Fault]] = {}
         self.calls: list[str] = []
         self.prompts: list[tuple[int, int, int]] = []
@@ -131,7 +136,7 @@ class Cloud:
         self.epoch = 0
         self.sessions = 0
         self.open_sessions = 0
-        self._ids = count(1)
+        self._ids, self._slots = count(1), count(1)
 
     def fail(self, name: str, *faults: Fault) -> None:
         """Make the next calls of this name fail, each with one of these faults."""
@@ -154,17 +159,27 @@ class Cloud:
         result = work()
         return fault(result) if callable(fault) else result
 
-    def path(self, kind: str, name: str) -> str:
-        return f"tinker://run-{next(self._ids)}/{kind}/{name}"
+    def path(self, kind: str, name: str, ttl_seconds: int | None = None) -> str:
+        path = f"tinker://run-{next(self._ids)}/{kind}/{name}"
+        self.kept_seconds[path] = ttl_seconds
+        return path
 
     def keep(self, adapter: Path, path: str | None = None) -> str:
         """Store an adapter's weights to sample from; returns their path on the service."""
-        path, slot = path or self.path("sampler_weights", adapter.name), len(self.slots) + 1
+        path, slot = path or self.path("sampler_weights", adapter.name), next(self._slots)
         loaded = self.worker.obey(LoadPolicy(slot, slot, adapter))
         assert isinstance(loaded, PolicyLoaded)
         assert loaded.error is None
         self.slots[path] = slot
         return path
+
+    def gave(self, client: "Training | Sampling") -> None:
+        self._clients.add(client)
+
+    def clients(self, kind: type[Any]) -> int:
+        """How many clients of a kind somebody holds."""
+        gc.collect()
+        return sum(isinstance(client, kind) for client in self._clients)
 
     def service(self, **given: Any) -> "Service":
         self.sessions += 1
@@ -257,6 +272,23 @@ class Service:
 
         return await self.cloud.does("create_sampling", create, self.epoch)
 
+    def create_rest_client(self) -> "Rest":
+        return Rest(self.cloud)
+
+
+class Rest:
+    """`RestClient`."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+
+    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        def delete() -> None:
+            if self.cloud.states.pop(tinker_path, self.cloud.slots.pop(tinker_path, None)) is None:
+                raise status_error(404, f"{tinker_path} not found")
+
+        await self.cloud.does("delete", delete)
+
 
 class Holder:
     """Holds the session in an older `ServiceClient`."""
@@ -273,6 +305,7 @@ class Training:
         self.lora = LoraWeights.create(cloud.decoder.shape, RANK, ALPHA, seed=seed)
         self.optimizer = torch.optim.AdamW(self.lora.parameters(), lr=0.0)
         self._last: Awaitable[Any] | None = None
+        cloud.gave(self)
 
     def _submit(self, name: str, work: Callable[[], Any]) -> Awaitable[Any]:
         before = self._last
@@ -316,7 +349,7 @@ class Training:
 
     async def save_state_async(self, name: str, ttl_seconds: int | None = None) -> Any:
         def save() -> Any:
-            path = self.cloud.path("weights", name)
+            path = self.cloud.path("weights", name, ttl_seconds)
             weights = [parameter.detach().clone() for parameter in self.lora.parameters()]
             self.cloud.states[path] = {"weights": weights, "optimizer": copy.deepcopy(self.optimizer.state_dict())}
             return types.SaveWeightsResponse(path=path)
@@ -325,7 +358,7 @@ class Training:
 
     async def save_weights_for_sampler_async(self, name: str, ttl_seconds: int | None = None) -> Any:
         def save() -> Any:
-            path = self.cloud.path("sampler_weights", name)
+            path = self.cloud.path("sampler_weights", name, ttl_seconds)
             folder = self.cloud.folder / name
             self.lora.save(folder, "tiny")
             self.cloud.keep(folder, path)
@@ -402,6 +435,7 @@ class Sampling:
 
     def __init__(self, cloud: Cloud, slot: int) -> None:
         self.cloud, self.slot, self.epoch = cloud, slot, cloud.epoch
+        cloud.gave(self)
 
     async def sample_async(self, *positional: Any, **named: Any) -> Any:
         asked = SAMPLE.bind(self, *positional, **named)

@@ -59,7 +59,7 @@ def check_lines(config: Config) -> None:
         raise ConfigError(f"{option} needs weights that are here: behind an API they are not.")
     for part, factory in (("--sampler", config.sampler), ("--learner", config.learner)):
         if not factory.has_lines:
-            engines = "--learner local and --sampler local, vllm or sglang"
+            engines = "--backend tinker, or --learner local and --sampler local, vllm or sglang"
             raise ConfigError(f"{option} works with {engines}, and {part} is {factory.name}.")
     if config.engine.custom_generate_function_path:
         raise ConfigError(f"{option} does not work with --custom-generate-function-path, which asks the shared line.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from openclaw_rl.engines.base import (
@@ -44,6 +45,9 @@ class LearnerOfLines(Learner, Protocol):
 
     def drop_line(self, line: str) -> Awaitable[None]:
         """Hold the policy in training of a line no longer."""
+
+    def erase(self, folder: Path) -> Awaitable[None]:
+        """Delete what the files below a folder refer to elsewhere, because they are about to be deleted."""
 
 
 class LineSampler:

@@ -144,6 +144,8 @@ class Lines:
                     return True
             except (EngineError, LedgerError, OSError) as error:
                 self._pause(name, error, loop)
+                # Only turns that wait are counted, and these wait for the next trial.
+                await self.ledger.write(training.release_batches, name)
         return False
 
     def _pause(self, name: str, error: Exception, loop: LearnLoop | None) -> None:
@@ -279,6 +281,7 @@ class Lines:
                 await self.loops[name].leave()
                 self._retract(name)
             await self._learner.drop_line(name)
+            await self._learner.erase(line_folder(self.run_dir, name))
             # Killed between these two, the next start continues the line, and makes none of its steps again.
             await self.ledger.write(training.follow, BASE_VERSION, line=name)
             await asyncio.to_thread(shutil.rmtree, line_folder(self.run_dir, name), ignore_errors=True)

@@ -117,6 +117,8 @@ class Connection:
         self.sampling_trouble = ""
         """Why sampling failed last; empty again once it succeeds."""
         self.logprob_probe = LogprobProbe()
+        self.proven = set[bool]()
+        """The kinds of steps (weighted or not) that the service has made."""
         self._heartbeat = Heartbeat(account.base_url)
         self._last_warning = LastWarning()
         self._service: Any = None

@@ -25,6 +25,7 @@ class TinkerFactory:
     """What both factories have in common."""
 
     name = "tinker"
+    has_lines = True
     model_files = ModelFiles.TOKENIZER
 
     def check(self, settings: EngineSettings) -> None:
@@ -56,6 +57,7 @@ class TinkerSamplerFactory(TinkerFactory, SamplerFactory):
             max_queue=engine.max_queue,
             stream_chunk=settings.section(TinkerOptions).tinker_stream_chunk,
             policies=settings.policies_held,
+            lines=engine.policy_per_user,
         )
         return TinkerSampler(connection_of(settings, resources), options)
 

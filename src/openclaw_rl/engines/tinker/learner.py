@@ -40,11 +40,13 @@ from openclaw_rl.engines.tinker.datum import (
 from openclaw_rl.engines.tinker.sampler import TinkerSampler
 from openclaw_rl.engines.tinker.sdk import CallFailed, Kind
 from openclaw_rl.engines.tinker.training_run import (
+    LINE_SECONDS,
     BadRecord,
     LearnerRecord,
     PolicyRecord,
     TrainingRun,
     TrainingRunOptions,
+    paths_in,
 )
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.http_client import url_without_account
@@ -80,8 +82,7 @@ class TinkerPrimitives:
         self._has_gradient = False
         self._weighted = False
         """Whether the last pass was weighted."""
-        self._proven: set[bool] = set()
-        """The kinds of steps (weighted or not) that the service has made."""
+        self._proven = connection.proven
 
     @property
     def capabilities(self) -> LearnerCapabilities:
@@ -274,8 +275,38 @@ def gradient_norm(response: Any) -> float:
 
 
 class TinkerLearner(TransactionalLearner):
-    """Tinker's `Learner`: whole steps, carried out by the service."""
+    """Tinker's `Learner`: whole steps, carried out by the service, for one line or for several.
+
+    Each line has a training run of its own, so that what happens to one leaves the others as they are.
+    """
 
     def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingRunOptions) -> None:
         self.primitives = TinkerPrimitives(connection, sampler, options)
-        super().__init__(self.primitives, options.training)
+        self._lines: dict[str, TinkerPrimitives] = {}
+        self._lock = asyncio.Lock()
+        super().__init__(self.primitives, options.training, self._lock)
+
+    def for_line(self, line: str) -> TransactionalLearner:
+        own = self.primitives
+        options = replace(own.options, state_seconds=LINE_SECONDS, policy_seconds=LINE_SECONDS)
+        primitives = self._lines[line] = TinkerPrimitives(own.connection, own.sampler, options)
+        return TransactionalLearner(primitives, self.settings, self._lock)
+
+    async def drop_line(self, line: str) -> None:
+        """The service has no call that ends a training run: it ends with the session."""
+        async with self._lock:
+            if line in self._lines:
+                await self._lines[line].close()
+
+    async def erase(self, folder: Path) -> None:
+        connection = self.primitives.connection
+        client = connection.service.create_rest_client()
+
+        async def delete(path: str) -> None:
+            try:
+                await connection.call(lambda: client.delete_checkpoint_from_tinker_path_async(path), "delete weights")
+            except CallFailed as error:
+                if error.kind is not Kind.LOST:
+                    raise error.as_unavailable() from error
+
+        await asyncio.gather(*map(delete, await asyncio.to_thread(paths_in, folder)))

@@ -60,6 +60,10 @@ class RemotePolicy:
         """Create the client; call this first. Raises CallFailed."""
         self._client = await self.connection.create(self._make, "load the policy to sample from")
 
+    def close(self) -> None:
+        """Let the client go: nobody samples until `open` is called again."""
+        self._client = None
+
     async def draw(self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str) -> list[Drawn]:
         """`n` continuations of at most `tokens` tokens; `place` differs between the calls of one request.
 

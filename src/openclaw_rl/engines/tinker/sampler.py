@@ -28,15 +28,28 @@ from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.remote_policy import Drawn, PolicyLoader, RemotePolicy
 from openclaw_rl.engines.tinker.sdk import CallFailed
 from openclaw_rl.engines.tinker.training_run import BadRecord, PolicyRecord
-from openclaw_rl.engines.versions import PolicyVersions
+from openclaw_rl.engines.versions import PolicyVersions, Use
 from openclaw_rl.http_client import url_without_account
-from openclaw_rl.types import BASE_VERSION, FinishReason, Priority, SampledToken, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.types import (
+    BASE_VERSION,
+    SHARED,
+    FinishReason,
+    Priority,
+    SampledToken,
+    SampleRequest,
+    ScoreRequest,
+    Scores,
+)
 
 log = logging.getLogger(__name__)
 #: The longest context, unless the service or the model's files name a shorter one.
 LONGEST_CONTEXT = 32768
 NO_TOP_K = "This Tinker server gives no log-probs of other tokens than the given ones (top-k)."
 CLOSING = "The server is shutting down."
+NO_LINES = (
+    "--policy-per-user needs a server that keeps apart all policies that are sampled from, and {} does not: leave it "
+    "out, or use Tinker's service or --backend local."
+)
 #: What a server costs that always samples from the newest weights, for the banner.
 ONLY_NEWEST = "it samples from the newest weights only, so an answer may begin on one version and end on the next"
 
@@ -44,9 +57,17 @@ ONLY_NEWEST = "it samples from the newest weights only, so an answer may begin o
 class Generation:
     """Feeds a stream until all its completions are finished or dropped."""
 
-    def __init__(self, policy: RemotePolicy, request: SampleRequest, chunk: int, stream: TokenStream) -> None:
-        """`chunk`: tokens per piece; 0: everything at once."""
+    def __init__(
+        self,
+        policy: RemotePolicy,
+        load: Callable[[Use], Awaitable[RemotePolicy]],
+        request: SampleRequest,
+        chunk: int,
+        stream: TokenStream,
+    ) -> None:
+        """`load` opens the policy, if it is not. `chunk`: tokens per piece; 0: everything at once."""
         self.policy = policy
+        self._load = load
         self.request = request
         self.stream = stream
         self.chunk = chunk or request.params.max_tokens
@@ -80,6 +101,8 @@ class Generation:
 
     async def _run(self) -> None:
         try:
+            if self.stream.use.waits:
+                self.policy = await self._load(self.stream.use)
             drawn = await self._draw(list(self.request.prompt_ids), self.request.n, "first", 0)
             for index, piece in enumerate(drawn):
                 self._take(index, piece)
@@ -151,12 +174,15 @@ class SamplerOptions:
     """Tokens per piece of a streamed answer; 0: whole answers."""
     policies: int
     """Versions that are held at the same time."""
+    lines: bool = False
+    """Whether it serves several lines."""
 
 
 class TinkerSampler:
-    """Implements `Sampler`.
+    """Implements `Sampler`, for one line or for several.
 
-    * A request finishes on the weights on which it began, also when its version is evicted.
+    * A request finishes on the version on which it began: no version is evicted while it is in use.
+    * A request of a line whose policy is not loaded waits for that alone.
     * A new version serves only once the service has it.
     * A request always gets its tokens or an error.
     * Log-probs are raw: where the service's are not, the tokens are scored again.
@@ -170,7 +196,7 @@ class TinkerSampler:
         """The model as the service calls it."""
         self._policy_loader = PolicyLoader(connection)
         self._admission = Admission(options.max_sequences, options.max_queue)
-        self._versions = PolicyVersions[RemotePolicy](options.policies)
+        self._versions = PolicyVersions[RemotePolicy](options.policies, RemotePolicy.close, self._load)
         self._limits: EngineLimits | None = None
         self._ids = count(1)
         self._generations: dict[int, Generation] = {}
@@ -200,12 +226,16 @@ class TinkerSampler:
 
     async def start(self) -> None:
         await self.connection.open()
+        if self.options.lines and not self.connection.traits.serves_lines:
+            raise EngineUnavailable(NO_LINES.format(self.connection.traits.name))
         self.model = self.connection.find_model(self.options.model)
 
-        async def base() -> Any:
+        async def make_base() -> Any:
             return await self.connection.service.create_sampling_client_async(base_model=self.model)
 
-        self._versions.add(BASE_VERSION, await self._open(base))
+        base = RemotePolicy(self.connection, make_base)
+        await self._open(base)
+        self._versions.add(BASE_VERSION, base)
         self._limits = self._admission.limits(self._context())
 
     def _context(self) -> int:
@@ -226,34 +256,47 @@ class TinkerSampler:
         return f"{traits.name} at {where}, context {self.limits.max_context_tokens} tokens{newest}"
 
     def sample(self, request: SampleRequest) -> TokenStream:
-        version, policy = self._find(request.version)
+        version, policy = self._find(request.version, request.line)
         self._admission.check(request)
         stream = TokenStream(self, next(self._ids), version, request.n)
+        stream.use = self._versions.use(version)
         # Background work is not streamed, so it is not cut into pieces.
         chunk = self.options.stream_chunk if request.priority is Priority.USER else 0
-        generation = self._generations[stream.id] = Generation(policy, request, chunk, stream)
+        generation = Generation(policy, self._versions.loaded, request, chunk, stream)
+        self._generations[stream.id] = generation
         self._admission.enter(stream, request.priority)
         generation.start(lambda: self._ended(stream))
         return stream
 
     async def score(self, request: ScoreRequest) -> Scores:
         self.limits.check_fits(request)
-        _, policy = self._find(request.version)
+        version, _policy = self._find(request.version)
+        use = self._versions.use(version)
         try:
-            scores = await policy.score(request)
+            scores = await (await self._versions.loaded(use)).score(request)
         except CallFailed as error:
             raise error.as_engine() from error
+        finally:
+            self._versions.release(use)
         if request.top_k and scores.top is None and not self._warned_of_top_k:
             self._warned_of_top_k = True
             log.warning(NO_TOP_K)
         return scores
 
-    async def publish(self, version: int, ref: PolicyRef, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, ref: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
         self.capabilities.check_loads(ref)
-        async with self._versions.publishing(version):
-            policy = await self._load(ref.folder)
-            self._versions.evict()
-            self._versions.add(version, policy, candidate=candidate)
+        async with self._versions.publishing(version, line):
+            policy = self._read(ref.folder)
+            is_needed_now = candidate or line == SHARED
+            if is_needed_now:
+                await self._load(version, policy)
+            self._versions.add(version, policy, candidate=candidate, line=line, loaded=is_needed_now)
+
+    def newest_of(self, line: str) -> int:
+        return self._versions.newest_of(line)
+
+    def versions_of(self, line: str) -> list[int]:
+        return self._versions.of_line(line)
 
     def promote(self, version: int) -> None:
         self._versions.promote(version)
@@ -275,13 +318,15 @@ class TinkerSampler:
     def _ended(self, stream: TokenStream) -> None:
         del self._generations[stream.id]
         self._admission.leave(stream)
+        self._versions.release(stream.use)
 
-    def _find(self, version: int | None) -> tuple[int, RemotePolicy]:
+    def _find(self, version: int | None, line: str = SHARED) -> tuple[int, RemotePolicy]:
         if self._closed:
             raise EngineUnavailable(CLOSING)
-        return self._versions.find(version)
+        return self._versions.find(version, line)
 
-    async def _load(self, folder: Path) -> RemotePolicy:
+    def _read(self, folder: Path) -> RemotePolicy:
+        """The policy of a folder, not open yet. Raises EngineUnavailable."""
         try:
             record = PolicyRecord.read(folder)
         except BadRecord as error:
@@ -293,15 +338,25 @@ class TinkerSampler:
                 f"{folder} was learned from {record.base_model}, and {self.model} is served: give --model-name "
                 f"{record.base_model}, or start from the base model with --resume-from-ckpt none."
             )
-        return await self._open(lambda: self._policy_loader.open(record))
+        return RemotePolicy(self.connection, lambda: self._policy_loader.open(record))
 
-    async def _open(self, make_client: Callable[[], Awaitable[Any]]) -> RemotePolicy:
-        policy = RemotePolicy(self.connection, make_client)
+    async def _load(self, version: int, policy: RemotePolicy) -> RemotePolicy:
+        """Open a policy in the place of one that may go. One at a time. Raises EngineUnavailable."""
+        evicted = await self._versions.make_room()
+        try:
+            await self._open(policy)
+        except EngineUnavailable:
+            self._versions.restore(evicted)
+            raise
+        for old in evicted.values():
+            old.close()
+        return policy
+
+    async def _open(self, policy: RemotePolicy) -> None:
         try:
             await policy.open()
         except CallFailed as error:
             raise error.as_unavailable() from error
-        return policy
 
 
 def configured_context(folder: Path) -> int | None:

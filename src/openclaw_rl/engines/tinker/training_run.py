@@ -4,6 +4,7 @@ that say where the service keeps them.
 
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,14 +22,16 @@ from openclaw_rl.types import TrainingSettings
 POLICY = ON_TINKER
 STATE = "learner.json"
 SCHEME = "tinker://"
+NAMED_PATH = re.compile(rf'{SCHEME}[^"]+')
 log = logging.getLogger(__name__)
 #: AdamW's, as the local engine has it; Tinker's own default is smaller.
 ADAM_EPS = 1e-8
-#: How long the service keeps the states that undo a step or continue after a crash, and the policies that serve. It
-#: keeps checkpoints for good.
+#: How long the service keeps the states that undo a step or continue after a crash, and the policies that serve; and
+#: both of a person's line, which waits while its owner is away. It keeps checkpoints for good.
 DAY = 24 * 3600
 STATE_SECONDS = 7 * DAY
 POLICY_SECONDS = 30 * DAY
+LINE_SECONDS = 90 * DAY
 NOTHING_LOADED = "The learner on Tinker holds no policy."
 
 
@@ -97,6 +100,15 @@ class TrainingRunOptions:
     train_attn: bool
     train_mlp: bool
     training: TrainingSettings
+    state_seconds: int = STATE_SECONDS
+    policy_seconds: int = POLICY_SECONDS
+
+
+def paths_in(folder: Path) -> set[str]:
+    """The paths on the service that the records below a folder name."""
+    # No other files, which may quote what somebody said.
+    records = [*folder.rglob(POLICY), *folder.rglob(STATE)]
+    return {path for record in records for path in NAMED_PATH.findall(record.read_text(errors="replace"))}
 
 
 class TrainingRun:
@@ -167,7 +179,7 @@ class TrainingRun:
         """Path of the current state; saves it unless it is saved already, for long enough. Raises EngineUnavailable."""
         client = self.client
         if self.state is None or lasting:
-            ttl = None if lasting else STATE_SECONDS
+            ttl = None if lasting else self.options.state_seconds
             # A new name each time: an earlier save whose answer was lost may still have taken place.
             self.state = await self._saving(lambda: client.save_state_async(new_name("state"), ttl_seconds=ttl))
         return self.state
@@ -175,7 +187,7 @@ class TrainingRun:
     async def saved_policy(self, *, lasting: bool = False) -> str:
         """Save the weights alone, to sample from; returns their path. Raises EngineUnavailable."""
         client = self.client
-        ttl = None if lasting else POLICY_SECONDS
+        ttl = None if lasting else self.options.policy_seconds
         return await self._saving(lambda: client.save_weights_for_sampler_async(new_name("policy"), ttl_seconds=ttl))
 
     async def restore(self, state: str, base_model: str) -> None:

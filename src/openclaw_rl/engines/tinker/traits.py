@@ -59,6 +59,11 @@ class Traits:
     """Whether it samples from the weights that are asked for. Otherwise it samples from the newest: there is no
     candidate, no base model next to the policy, and an answer may begin on one version and end on the next."""
 
+    @property
+    def serves_lines(self) -> bool:
+        """Whether it keeps many policies apart that are sampled from at the same time."""
+        return self.pins_versions and not self.samples_over_training
+
 
 async def look_at(base_url: str | None) -> Traits:
     """What the server's schema says. Raises EngineAway if the server cannot be reached."""

@@ -369,3 +369,6 @@ class LocalLearner(TransactionalLearner):
     async def drop_line(self, line: str) -> None:
         async with self._lock:
             await self.process.drop(line)
+
+    async def erase(self, folder: Path) -> None:
+        """Its files refer to nothing elsewhere."""
