@@ -139,13 +139,15 @@ async def test_what_the_files_of_a_line_name_is_deleted_at_the_service_and_nothi
         await line.write_policy(folder / "policies")
     (gone / "policies" / "v2").mkdir()
     (gone / "policies" / "v2" / "tinker.json").write_bytes(b"damaged \xff")
-    (gone / "guard.json").write_text((kept / "checkpoints" / "learner.json").read_text())
+    # A state from which both began.
+    (gone / "learner.json").write_text((kept / "checkpoints" / "learner.json").read_text())
+    (gone / "guard.json").write_text((kept / "policies" / "tinker.json").read_text())
     paths = {*cloud.states, *cloud.slots}
     cloud.fail("delete", status_error(401, "key expired"))
     with pytest.raises(EngineAway, match="key expired"):
-        await learner.erase(gone)
+        await learner.erase(gone, tmp_path)
     # Whoever asked for it asks again. What is gone already is no error.
-    await learner.erase(gone)
+    await learner.erase(gone, tmp_path)
     deleted = paths - {*cloud.states, *cloud.slots}
     named = "".join(path.read_text() for path in [*gone.rglob("learner.json"), *gone.glob("*/tinker.json")])
     assert len(deleted) == 3

@@ -94,7 +94,7 @@ class LearnerOfLines(ScriptedLearner):
         if line in self.lines:
             self.lines[line].policy = []
 
-    async def erase(self, folder: Path) -> None: ...
+    async def erase(self, folder: Path, run_dir: Path) -> None: ...
 
 
 class TeamRun:

@@ -46,8 +46,11 @@ class LearnerOfLines(Learner, Protocol):
     def drop_line(self, line: str) -> Awaitable[None]:
         """Hold the policy in training of a line no longer."""
 
-    def erase(self, folder: Path) -> Awaitable[None]:
-        """Delete what the files below a folder refer to elsewhere, because they are about to be deleted."""
+    def erase(self, folder: Path, run_dir: Path) -> Awaitable[None]:
+        """Delete what the files below a folder refer to elsewhere, because they are about to be deleted.
+
+        What other files of the run refer to stays: a line begins from a state of the shared line.
+        """
 
 
 class LineSampler:

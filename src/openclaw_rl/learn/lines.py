@@ -281,7 +281,7 @@ class Lines:
                 await self.loops[name].leave()
                 self._retract(name)
             await self._learner.drop_line(name)
-            await self._learner.erase(line_folder(self.run_dir, name))
+            await self._learner.erase(line_folder(self.run_dir, name), self.run_dir)
             # Killed between these two, the next start continues the line, and makes none of its steps again.
             await self.ledger.write(training.follow, BASE_VERSION, line=name)
             await asyncio.to_thread(shutil.rmtree, line_folder(self.run_dir, name), ignore_errors=True)

@@ -298,7 +298,8 @@ class TinkerLearner(TransactionalLearner):
             if line in self._lines:
                 await self._lines[line].close()
 
-    async def erase(self, folder: Path) -> None:
+    async def erase(self, folder: Path, run_dir: Path) -> None:
+        paths = await asyncio.to_thread(lambda: paths_in(folder) - paths_in(run_dir, without=folder))
         connection = self.primitives.connection
         client = connection.service.create_rest_client()
 
@@ -309,4 +310,4 @@ class TinkerLearner(TransactionalLearner):
                 if error.kind is not Kind.LOST:
                     raise error.as_unavailable() from error
 
-        await asyncio.gather(*map(delete, await asyncio.to_thread(paths_in, folder)))
+        await asyncio.gather(*map(delete, paths))

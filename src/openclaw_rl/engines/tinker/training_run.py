@@ -104,11 +104,14 @@ class TrainingRunOptions:
     policy_seconds: int = POLICY_SECONDS
 
 
-def paths_in(folder: Path) -> set[str]:
-    """The paths on the service that the records below a folder name."""
+def paths_in(folder: Path, *, without: Path | None = None) -> set[str]:
+    """The paths on the service that the records below a folder name, `without` those below another."""
     # No other files, which may quote what somebody said.
     records = [*folder.rglob(POLICY), *folder.rglob(STATE)]
-    return {path for record in records for path in NAMED_PATH.findall(record.read_text(errors="replace"))}
+    texts = (
+        record.read_text(errors="replace") for record in records if without is None or without not in record.parents
+    )
+    return {path for text in texts for path in NAMED_PATH.findall(text)}
 
 
 class TrainingRun:

@@ -370,5 +370,5 @@ class LocalLearner(TransactionalLearner):
         async with self._lock:
             await self.process.drop(line)
 
-    async def erase(self, folder: Path) -> None:
+    async def erase(self, folder: Path, run_dir: Path) -> None:
         """Its files refer to nothing elsewhere."""
