@@ -132,6 +132,29 @@ def test_a_connection_that_the_server_has_just_closed_is_not_used() -> None:
         asyncio.run(ask_twice())
 
 
+@pytest.mark.parametrize("repeatable", [False, True])
+async def test_a_connection_that_is_closed_in_place_of_an_answer_is_replaced_if_that_does_no_harm(
+    repeatable: bool,
+) -> None:
+    async def close(_head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with peer(OK, close, OK, close, close) as server, client_of(server) as client:
+
+        async def ask() -> bytes:
+            async with client.stream("POST", "/", b"{}", repeatable=repeatable) as answer:
+                return await answer.read()
+
+        assert await ask() == b"hi"
+        if repeatable:
+            assert await ask() == b"hi"
+            assert (len(server.requests), server.connections) == (3, 2)
+        # Once, and not on a new connection, which no server closes for its age.
+        with pytest.raises(HttpError, match="the connection broke"):
+            await ask()
+        assert len(server.requests) == (5 if repeatable else 2)
+
+
 async def test_leaving_an_answer_early_closes_the_connection() -> None:
     async def forever(_head: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(CHUNKED + b"2\r\nhi\r\n")

@@ -226,13 +226,15 @@ class ApiClient:
                 return response
 
     @contextlib.asynccontextmanager
-    async def stream(self, method: str, path: str, body: Any = None) -> AsyncIterator[HttpResponse]:
-        """A successful answer, whose body is read as it arrives.
+    async def stream(
+        self, method: str, path: str, body: Any = None, *, repeatable: bool = False
+    ) -> AsyncIterator[HttpResponse]:
+        """A successful answer, whose body is read as it arrives. For `repeatable`, see `HttpClient.stream`.
 
         Leaving it before its end closes its connection, by which the server knows that nobody waits.
         """
         with self._failures():
-            async with self._http.stream(method, path, encoded(body)) as response:
+            async with self._http.stream(method, path, encoded(body), repeatable=repeatable) as response:
                 if not response.is_success:
                     await response.read(self._max_body_bytes)
                     raise self._refusal(response)

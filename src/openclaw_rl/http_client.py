@@ -88,6 +88,8 @@ class HttpConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._buffered = self._header_bytes = 0
         self._is_interim = self._has_headers = self._is_complete = self._keeps_alive = self._is_paused = False
+        self.is_answered = False
+        """Whether anything has arrived since the last request."""
 
     @property
     def is_silent(self) -> bool:
@@ -143,6 +145,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self.is_answered = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -247,14 +250,33 @@ class HttpClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        repeatable: bool = False,
     ) -> AsyncIterator[HttpResponse]:
-        """An answer whose body is read as it arrives."""
+        """An answer whose body is read as it arrives.
+
+        A `repeatable` request is sent again, once, if a kept connection ends before any answer: most likely the server
+        was closing it just then.
+        """
         lines = header_lines(headers or {})
         head = f"{method} {self._path}{path} HTTP/1.1\r\n".encode() + self._headers + lines
+        request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
         connection = await self._connect()
         try:
-            yield await connection.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            try:
+                response = await connection.send(request)
+            except HttpError:
+                if not repeatable or connection.is_answered or not connection.idle_since:
+                    raise
+                connection.close()
+                connection = await self._open()
+                response = await connection.send(request)
+            yield response
         finally:
             if connection.is_reusable:
                 connection.idle_since = asyncio.get_running_loop().time()
@@ -285,13 +307,17 @@ class HttpClient:
             self._close_later()
 
     async def _connect(self) -> HttpConnection:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - self._keepalive_seconds
+        """A kept connection, or a new one."""
+        oldest = asyncio.get_running_loop().time() - self._keepalive_seconds
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable and connection.idle_since > oldest and connection.is_silent:
                 return connection
             connection.close()
+        return await self._open()
+
+    async def _open(self) -> HttpConnection:
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_seconds):
                 if self._proxy is not None:

@@ -266,7 +266,9 @@ class UpstreamSampler(TextSampler):
         clock = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(seconds) as patience:
-                async with server.api.stream("POST", CHAT if "messages" in body else TEXT, body) as answer:
+                path = CHAT if "messages" in body else TEXT
+                # To sample an answer twice does no harm.
+                async with server.api.stream("POST", path, body, repeatable=True) as answer:
                     server.trouble = ""
                     async for event in answer_events(answer):
                         patience.reschedule(clock() + seconds)
