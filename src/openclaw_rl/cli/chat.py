@@ -84,7 +84,7 @@ class Conversation:
 
     def hold(self) -> None:
         self._notes = self._read_notes()
-        self._say("Your next message is feedback on the answer before. /help: commands; Ctrl-D: quit")
+        self._say("Your next message is feedback on the last answer. /help: commands; Ctrl-D: quit")
         for line in lines():
             if line.startswith("/") and not line.startswith(ESCAPED):
                 if not self._obey(line):
