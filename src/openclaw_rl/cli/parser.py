@@ -27,6 +27,13 @@ NUMBERS = {"int": "a whole number", "float": "a number", "positive": "a whole nu
 WRONG_NUMBER = re.compile(rf"argument (.+): invalid ({'|'.join(NUMBERS)}) value: (.+)")
 
 
+class KeepExamples(argparse.HelpFormatter):
+    """Wraps a text of one line to the terminal's width, and leaves one of several lines, such as examples, as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Says in one sentence what is wrong with the arguments, and names the nearest flag or word. Raises ConfigError."""
 
