@@ -56,7 +56,8 @@ class Parser(argparse.ArgumentParser):
             flags = [f for action in self._actions for f in action.option_strings]
             name = unknown[0].split("=")[0]  # a secret may follow the sign
             if name == "--":
-                raise ConfigError(f"-- and what follows it must come right after the names. See {self.prog} --help.")
+                place = "-- and what follows it must come right after the names: give other flags before them"
+                raise ConfigError(f"{place}. See {self.prog} --help.")
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean {near[0]}?" if near else f". See {self.prog} --help."
             raise ConfigError((f"There is no option {name}" if name.startswith("-") else unexpected(name, args)) + hint)
