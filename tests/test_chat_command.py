@@ -231,6 +231,15 @@ def test_lines_break_between_words(text: str, size: int, width: int) -> None:
         assert cell_len(line.rstrip()) <= width or " " not in line.strip()
 
 
+def test_a_blank_behind_a_full_line_is_no_line_of_its_own() -> None:
+    out = io.StringIO()
+    writer = WordWriter(Console(file=out, width=200), 5)
+    writer.write("about the fox")
+    writer.end()
+    # The terminal itself begins a line behind five columns.
+    assert out.getvalue() == "about\nthe \nfox\n"
+
+
 def test_what_the_server_refuses_is_said_and_the_conversation_goes_on(
     bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,7 +183,6 @@ class TestMistakes:
             ("--learning-rate", "fast", "a number"),
             ("--learning-rate", "nan", "a finite number"),
             ("--kl-loss-coef", "-1", "at least 0"),
-            ("--loss-fn", "dpo", "'ppo', 'importance_sampling' or 'cispo'"),
             ("--eval-mode", "maybe", "true or false"),
             ("--lora-dropout", "1", "below 1"),
             ("--majority-vote-threshold", "1.1", "at most 1"),

@@ -92,7 +92,11 @@ BAD_LINES: list[tuple[bytes, str]] = [
     (b'{"session_id": "x", "turns": [{"prompt": "\\ud800", "response": "b"}]}', "Invalid JSON"),
     (b"\xff\xfe", "Invalid JSON"),
     (b'{"messages": []}', "no message is the assistant's"),
-    (b'{"messages": [{"role": "user", "content": "a"}]}', "no message is the assistant's"),
+    (b'{"messages": [{"role": "user", "content": "a"}]}', ":3: no message is the assistant's"),
+    (
+        b'{"messages": [{"role": "assistant", "content": "a"}], "message": {}, "response_ids": [1]}',
+        ":3: this is a turn of 'export --format jsonl'",
+    ),
     (b'{"messages": [{"role": "robot", "content": "a"}]}', "messages.0.role"),
     (b'{"messages": [{"role": "user", "content": 7}]}', "messages.0.content"),
     (b'{"messages": "hello"}', "messages"),

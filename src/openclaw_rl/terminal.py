@@ -86,7 +86,9 @@ class WordWriter:
                 self._word += part
                 continue
             self._flush()
-            self._put(part)
+            # A blank behind a full line would begin the next one, and the word after it another.
+            if self._width is None or "\n" in part or self._column < self._width:
+                self._put(part)
 
     def end(self) -> None:
         """Show what is left, and end the line."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.cli import main
+from openclaw_rl.cli import build_parser, main
 from openclaw_rl.ledger.schema import FILE
 from support.commands import Program
 
@@ -55,6 +55,16 @@ def test_an_argument_that_may_be_a_secret_is_not_shown(
     said = capsys.readouterr()
     assert "S3CRET" not in said.out + said.err
     assert said.err.count("\n") == 1
+
+
+def test_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in (name for module in build_parser()._actions if module.choices for name in module.choices):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        # The choices of a flag are one word.
+        shown = [line for line in capsys.readouterr().out.splitlines() if "|" not in line]
+        assert max(map(len, shown)) <= 80, command
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -46,6 +46,7 @@ def end(book: Book, number: int, state: PracticeState, reason: str) -> Callable[
 
 
 def test_without_a_server_it_is_kept_for_later(book: Book, program: Program) -> None:
+    assert program("practise", "--list") == (0, "Nothing was practised yet.\n", "")
     one, two = a_note(book), a_note(book, "Use metric units.")
     code, out, _err = program("practise")
     assert (code, out) == (

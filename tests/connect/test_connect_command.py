@@ -150,6 +150,7 @@ def test_it_asks_first(server: Bench, home: Path, monkeypatch: pytest.MonkeyPatc
     assert code == 0
     assert "+model_provider" in out
     assert file_of("codex", home).exists() is written
+    assert ("Nothing was changed." in out) is not written
 
 
 def test_nobody_to_ask_changes_nothing(server: Bench, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,8 @@ def test_a_wish_is_practised_stopped_and_learned(page: LivePage) -> None:
         assert not page.ledger.read(changes_for, before, BOB.name)
         change(page, begin, note.number)
         assert "is being practised: step 0 of 24" in alice.get("notes").text
+        assert f"Note {note.number} is being practised: step 0 of 24." in alice.get("").text
+        assert "practised" not in bob.get("").text
         assert bob.do("notes", do="stop", note=note.number).status_code == 404
         assert alice.do("notes", do="stop", note=note.number).status_code == 200
         assert "practice stopped: by its owner" in alice.get("notes").text

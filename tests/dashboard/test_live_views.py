@@ -16,7 +16,7 @@ from openclaw_rl.dashboard.live.routes import install
 from openclaw_rl.lab.commands import new_folder
 from openclaw_rl.ledger import episodes, training, turns
 from openclaw_rl.ledger.screenshot_folders import folder_name
-from openclaw_rl.types import EpisodeResult, SessionKey
+from openclaw_rl.types import EpisodeMode, EpisodeResult, SessionKey
 from support.harness import Bench, running
 from support.judged_run import a_report
 from support.live_page import ALICE, BOB, LivePage, live_page
@@ -118,6 +118,18 @@ def test_groups_show_their_attempts(filled: LivePage) -> None:
     assert any(
         "mean of the last 16 episodes" in chart.attributes["aria-label"] for chart in seen.all("svg", class_="chart")
     )
+
+
+def test_a_group_without_rewards_is_judged_by_nobody(fresh: LivePage) -> None:
+    for name in ("a", "b"):
+        change(fresh, episodes.begin, SessionKey("anyone", name), "header X-Session-Id", EpisodeMode.TRAIN)
+        failed = EpisodeResult(error="it was stopped", group="g", group_size=2)
+        change(fresh, episodes.end, SessionKey("anyone", name), failed, 2)
+    change(fresh, episodes.settle_groups, 0, a_method("rl").why_untrained)
+    with fresh.visitor() as visitor:
+        (group,) = visitor.see("environments").all("li", id="group-1")
+    assert "no reward" in group.text
+    assert "being judged" not in group.text
 
 
 def test_screenshots_are_shown_by_episode(fresh: LivePage) -> None:

@@ -14,7 +14,7 @@ from openclaw_rl.app.config import Config, load
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable
 from openclaw_rl.engines.factory import Resources
-from openclaw_rl.engines.tinker import sdk
+from openclaw_rl.engines.tinker import factory, sdk
 from openclaw_rl.engines.tinker.sdk import Kind, LastWarning, read_error
 from openclaw_rl.engines.tinker.traits import Traits, look_at
 from openclaw_rl.errors import UserError
@@ -88,6 +88,15 @@ async def test_a_loss_that_the_server_does_not_know_is_said_at_the_start(tmp_pat
     traits = Traits("SkyRL tx", frozenset({"cross_entropy", "ppo"}))
     with pytest.raises(EngineUnavailable, match=r"does not know --loss-fn cispo; it knows ppo\."):
         async with learner_of(configured(loss_fn="cispo"), tmp_path, traits):
+            raise AssertionError("it was made")
+
+
+async def test_a_loss_that_is_not_computed_for_tinker_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory, "LOSSES", {"ppo"})
+    with pytest.raises(EngineUnavailable, match=r"does not know --loss-fn cispo; it knows ppo\."):
+        async with learner_of(configured(loss_fn="cispo"), tmp_path):
             raise AssertionError("it was made")
 
 

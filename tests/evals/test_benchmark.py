@@ -303,6 +303,13 @@ def test_what_cannot_be_measured_is_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", [[], ["--baseline", "golf"]])
+def test_a_refused_command_leaves_no_folder(given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["benchmark", *given]) == 2
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_drawn_wish_is_kept_by_the_answers_that_show_it_and_by_no_other(place: str, form: str) -> None:

@@ -132,7 +132,7 @@ def test_an_unknown_wish_is_refused_before_a_server_starts(capsys: pytest.Captur
     assert main(["wishes", "chef", "--", "--api-key", "abc"]) == 2
     assert "cannot be given after --" in capsys.readouterr().err
     assert main(["wishes", "chef", "--questions", "2", "--", "--seed", "1"]) == 2
-    assert "-- and what follows it must come right after the names" in capsys.readouterr().err
+    assert "must come right after the names: give other flags before them" in capsys.readouterr().err
 
 
 def measured_in(out: Path) -> list[dict[str, Any]]:

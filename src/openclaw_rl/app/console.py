@@ -179,7 +179,8 @@ def chat_command(config: Config) -> str:
     words = [str(shown)] if program.exists() else [sys.executable, "-m", "openclaw_rl"]
     run_dir = config.run.run_dir
     where = [] if run_dir == RunOptions().run_dir else ["--run-dir", str(run_dir)]
-    return f"cd {shlex.quote(str(folder))} && {shlex.join([*words, 'chat', *where])}"
+    key = ["--api-key", "YOUR_KEY"] if config.server.api_keys else []
+    return f"cd {shlex.quote(str(folder))} && {shlex.join([*words, 'chat', *where, *key])}"
 
 
 def table(rows: Mapping[str, str]) -> Table:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets
+from openclaw_rl.cli.parser import KeepExamples, add_command, load_options, positive, refuse_secrets
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals.arguments import MODEL_OPTIONS, USER_KEY
 
@@ -12,19 +12,21 @@ DOC = "measure whether any OpenAI-compatible endpoint learns from being used, or
 COMPARE = "compare"
 EXAMPLES = """\
 examples:
-  see what the benchmark does, in a few minutes, with the embedded model alone and with notes:
+  what it does, in minutes, with the embedded model alone and with notes:
     openclaw-rl benchmark --baseline bare,notes --quick
-  your endpoint, where two keys are two people, against the results of the bare model on the same questions:
-    openclaw-rl benchmark --url http://host:8000 --model NAME --key ADA --key BOB --seed 7 --out runs/mine
+  your endpoint, where two keys are two people, and the bare model, compared on
+  the same questions:
+    openclaw-rl benchmark --url http://host:8000 --model NAME \\
+        --key ADA --key BOB --seed 7 --out runs/mine
     openclaw-rl benchmark --baseline bare --seed 7 --out runs/bare
     openclaw-rl benchmark compare runs/bare runs/mine
-  go on with a run that was stopped: the same command with the --out that it printed
+  go on with a run that was stopped: the same command with the --out it printed
 """
 
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "benchmark", DOC, run, MODEL_OPTIONS, {"seed": "one that nobody knew before"})
-    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.epilog, parser.formatter_class = EXAMPLES, KeepExamples
     parser.add_argument("--url", default="", help="the endpoint to measure, with or without /v1")
     # `dest` is not `baseline`, because that is an option of the server.
     parser.add_argument(

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
@@ -84,7 +85,7 @@ class Conversation:
 
     def hold(self) -> None:
         self._notes = self._read_notes()
-        self._say("Your next message is feedback on the answer before. /help: commands; Ctrl-D: quit")
+        self._say("Your next message is feedback on the last answer. /help: commands; Ctrl-D: quit")
         for line in lines():
             if line.startswith("/") and not line.startswith(ESCAPED):
                 if not self._obey(line):
@@ -117,10 +118,16 @@ class Conversation:
             case "/good" | "/bad":
                 self._rate("up" if command == "/good" else "down", words.strip())
             case "/help":
-                self._say("\n".join(f"{name:<8}{about}" for name, about in COMMANDS.items()))
+                self._show_help()
             case _:
                 self._say(f"There is no command {command}. /help lists them; // begins a message with a slash.")
         return True
+
+    def _show_help(self) -> None:
+        grid = Table.grid(padding=(0, 2))
+        for name, about in COMMANDS.items():
+            grid.add_row(name, about, style="dim")
+        self.out.print(grid)
 
     def _undo(self) -> None:
         if new := {number: text for number in self._new_notes if (text := self._notes.pop(number, None))}:

@@ -79,7 +79,7 @@ def show(setup: "Setup") -> None:
     """The settings on standard output, and what they are for on standard error: so the output can be piped."""
     sys.stdout.write(setup.shown)
     sys.stdout.flush()
-    where = f"These belong into {setup.path}. " if setup.path else ""
+    where = f"These belong in {setup.path}. " if setup.path else ""
     console(stderr=True).print(f"\n{where}{setup.then}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -92,4 +92,7 @@ def confirmed(change: "Change", secret: str, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UserError("Nothing was changed: give --yes to change the file without being asked, or --print.")
-    return agrees("Change the file?")
+    if agrees("Change the file?"):
+        return True
+    out.print("Nothing was changed.")
+    return False

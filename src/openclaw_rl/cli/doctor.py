@@ -47,6 +47,9 @@ def run(options: argparse.Namespace) -> int:
 
 def show(findings: dict[str, "Finding"]) -> None:
     table = Table("check", "", "finding", "how to mend it")
+    for column in table.columns:
+        # Users copy paths from here, so a long path is wrapped, never cut.
+        column.overflow = "fold"
     for name, finding in findings.items():
         table.add_row(name, Text(finding.health, style=STYLES[finding.health]), Text(finding.text), Text(finding.mend))
     console().print(table)

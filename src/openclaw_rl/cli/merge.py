@@ -10,7 +10,7 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.checkpoints import newest_of_line
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, KeepExamples, add_command, operator_key, run_config
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
@@ -24,16 +24,18 @@ DOC = "write a model with an adapter merged into its weights, also for llama.cpp
 TYPES = ("f32", "f16", "bf16", "q8_0")
 EXAMPLE = """To run what you have learned in Ollama:
   openclaw-rl merge runs/default/checkpoints/FOLDER my-model --gguf f16
-  ollama create my-model -f my-model/Modelfile     # --quantize q4_K_M for a quarter of the size
+  ollama create my-model -f my-model/Modelfile
   ollama run my-model
-'openclaw-rl checkpoints' lists the folders. In llama.cpp: llama-server -m my-model/model.gguf"""
+'ollama create … --quantize q4_K_M' makes it a quarter of the size.
+In llama.cpp: llama-server -m my-model/model.gguf
+'openclaw-rl checkpoints' lists the folders."""
 MODEL, ADAPTER, MODELFILE = "model.gguf", "adapter.gguf", "Modelfile"
 
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "merge", DOC, run, (*RUN_OPTIONS, "model_name", "cache_dir", *KEY_OPTIONS))
     parser.epilog = EXAMPLE
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = KeepExamples
     parser.add_argument(
         "checkpoint",
         nargs="?",

@@ -27,6 +27,13 @@ NUMBERS = {"int": "a whole number", "float": "a number", "positive": "a whole nu
 WRONG_NUMBER = re.compile(rf"argument (.+): invalid ({'|'.join(NUMBERS)}) value: (.+)")
 
 
+class KeepExamples(argparse.HelpFormatter):
+    """Wraps a text of one line to the terminal's width, and leaves one of several lines, such as examples, as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Says in one sentence what is wrong with the arguments, and names the nearest flag or word. Raises ConfigError."""
 
@@ -49,7 +56,8 @@ class Parser(argparse.ArgumentParser):
             flags = [f for action in self._actions for f in action.option_strings]
             name = unknown[0].split("=")[0]  # a secret may follow the sign
             if name == "--":
-                raise ConfigError(f"-- and what follows it must come right after the names. See {self.prog} --help.")
+                place = "-- and what follows it must come right after the names: give other flags before them"
+                raise ConfigError(f"{place}. See {self.prog} --help.")
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean {near[0]}?" if near else f". See {self.prog} --help."
             raise ConfigError((f"There is no option {name}" if name.startswith("-") else unexpected(name, args)) + hint)

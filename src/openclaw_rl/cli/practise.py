@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
     config = run_config(options)
     with open_ledger(config.ledger_dir) as db:
         if options.list:
-            console().print(practices_table(load_all(db)))
+            listed = load_all(db)
+            console().print(practices_table(listed) if listed else "Nothing was practised yet.")
             return 0
         try:
             if options.stop:

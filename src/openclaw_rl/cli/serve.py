@@ -13,19 +13,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from openclaw_rl.app.config import FIELDS, Config, Loaded
-from openclaw_rl.cli.parser import Parser, add_config_flag, load_options
+from openclaw_rl.cli.parser import KeepExamples, Parser, add_config_flag, load_options
 from openclaw_rl.config.options import add_flags
 
 #: What comes on standard input is ignored, so many bytes at a time.
 IGNORED_BYTES = 4096
 EPILOG = """\
 examples:
-  openclaw-rl serve                                  the embedded model on this machine
-  openclaw-rl serve --model-name ./my-model          a model folder of yours (or a Hub id, or a GGUF file)
-  openclaw-rl serve --api-key alice=S3CRET           open to the network, for those who have the key
-  openclaw-rl serve --config server.toml --dry-run   check a configuration and show where each value is from
+  the embedded model on this machine:
+    openclaw-rl serve
+  a model folder of yours, a Hub id or a GGUF file:
+    openclaw-rl serve --model-name ./my-model
+  open to the network, for those who have the key:
+    openclaw-rl serve --api-key alice=S3CRET
+  check a configuration, and show where each value is from:
+    openclaw-rl serve --config server.toml --dry-run
 
-Each option can also be set by the environment variable in brackets, or in the --config file.
+Each option can also be set by the environment variable in brackets, or in the
+--config file.
 """
 
 
@@ -36,7 +41,7 @@ def add(commands: Any) -> None:
         help="serve a model through an OpenAI-compatible API",
         description="Serve a model through an OpenAI-compatible API.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeepExamples,
         allow_abbrev=False,
     )
     parser.add_argument(

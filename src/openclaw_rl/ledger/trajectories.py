@@ -192,6 +192,16 @@ class FileConversation(BaseModel):
     tools: list[dict[str, Any]] = []
     episode: ClassVar[None] = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_turn(cls, line: Any) -> Any:
+        # Its messages are the prompt alone, so earlier answers would be taken for a conversation of their own.
+        if isinstance(line, dict) and "response_ids" in line:
+            raise ValueError(
+                "this is a turn of 'export --format jsonl': export without --format what is to be imported"
+            )
+        return line
+
     @model_validator(mode="after")
     def _named(self) -> Self:
         if not any(message.role == "assistant" for message in self.messages):
@@ -356,7 +366,8 @@ def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> I
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(str(part) for part in first["loc"][1:])
-                result.errors.append(f"{path}:{number}: {where + ': ' if where else ''}{first['msg']}.{forms}")
+                what = f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+                result.errors.append(f"{path}:{number}: {what}.{forms}")
                 forms = ""
             except (ChatError, LedgerError) as error:
                 result.errors.append(f"{path}:{number}: {error}")

@@ -92,7 +92,7 @@ def running_mean(points: Sequence[tuple[int, float]]) -> list[tuple[float, float
 
 
 OUTCOMES = {
-    StepOutcome.APPLIED: "counts",
+    StepOutcome.APPLIED: "kept",
     StepOutcome.UNDONE: "made again",
     StepOutcome.ROLLED_BACK: "rolled back",
     StepOutcome.QUARANTINED: "refused",

@@ -38,6 +38,8 @@ class NowView:
     next_step: NextStep | None = None
     alerts: tuple[tuple[str, str], ...] = ()
     """(heading, sentence)."""
+    practice: str = ""
+    """What is being practised, as a sentence."""
     quarantined: list[tuple[int, int, str]] = field(default_factory=list)
     """(step, turns, reason)."""
 
@@ -60,6 +62,7 @@ def now_view(
         ("The judge cannot be asked.", status.judge_down or ""),
         ("Judging.", status.trouble if is_operator else ""),
     )
+    practice = status.practice if is_operator else None
     return NowView(
         status.waiting_for,
         tiles,
@@ -68,6 +71,7 @@ def now_view(
         counts.dropped if is_operator else {},
         next_step,
         tuple((head, sentence) for head, sentence in heads if sentence),
+        f"Note {practice.note} {practice.words}." if practice else "",
         [(batch.step, len(batch.turns), batch.reason) for batch in status.quarantined] if is_operator else [],
     )
 

@@ -119,11 +119,12 @@ def connection_of(settings: EngineSettings, resources: Resources) -> Connection:
 
 
 def check_loss(settings: EngineSettings, connection: Connection) -> None:
-    """Raise EngineUnavailable if the server has said that it does not know the loss."""
-    known = connection.traits.losses
+    """Raise EngineUnavailable if we cannot compute the loss here, or the server has said that it does not know it."""
+    said = connection.traits.losses
+    known = LOSSES if said is None else LOSSES & said
     loss = settings.training.loss.kind
-    if known is not None and loss not in known:
-        names = ", ".join(sorted(known & LOSSES))
+    if loss not in known:
+        names = ", ".join(sorted(known))
         raise EngineUnavailable(f"{connection.traits.name} does not know --loss-fn {loss}; it knows {names}.")
 
 

@@ -41,17 +41,21 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
     tracks = chosen(options.track, TRACKS, "track")
     if bool(options.user_base_url) != bool(options.user_model):
         raise ConfigError("--user-base-url and --user-model must be given together, or neither.")
+    if bool(options.url) == bool(options.baselines):
+        raise ConfigError("Give either --url, the address of an endpoint, or --baseline.")
+    given = "" if options.baselines == "all" else options.baselines
+    baselines = [] if options.url else chosen(given, BASELINES, "baseline")
     out = options.out or new_folder(DEFAULT_OUT)
     player = None
     if options.user_base_url:
         player = Chat(options.user_base_url, model=options.user_model, key=os.environ.get(USER_KEY, ""))
     teaching = {"player": player, "feedback": options.feedback}
     first = kept_seed(out) if seed is None else seed
-    at_once = options.at_once or usual_at_once(options.baselines)
+    at_once = options.at_once or usual_at_once(baselines)
     parts: list[BenchmarkPart] = []
     for number in range(first, first + options.seeds):
         plan = BenchmarkPlan(tracks, number, options.quick, options.quiet)
-        for system in systems(machine, options, out, number, teaching):
+        for system in systems(machine, options, baselines, out, number, teaching):
             log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan), FIXED)
             parts.append(BenchmarkPart(system, plan, log))
     items = sum(len(part.left) for part in parts)
@@ -84,10 +88,9 @@ async def measured(
             await measure_all(parts, at_once, say)
 
 
-def usual_at_once(baselines: str) -> int:
+def usual_at_once(baselines: Sequence[str]) -> int:
     """A server that trains needs the machine for itself. Any other answers several people at once."""
-    trains = [name for name, kind in BASELINES.items() if kind.trains]
-    return 1 if baselines == "all" or set(trains) & set(baselines.split(",")) else AT_ONCE
+    return 1 if any(BASELINES[name].trains for name in baselines) else AT_ONCE
 
 
 def kept_seed(out: Path) -> int:
@@ -106,11 +109,14 @@ def chosen(given: str, known: Collection[str], what: str) -> list[str]:
 
 
 def systems(
-    machine: Machine, options: argparse.Namespace, out: Path, seed: int, teaching: dict[str, Any]
+    machine: Machine,
+    options: argparse.Namespace,
+    baselines: Sequence[str],
+    out: Path,
+    seed: int,
+    teaching: dict[str, Any],
 ) -> Iterator[System]:
-    """What is measured with a seed. Raises ConfigError."""
-    if bool(options.url) == bool(options.baselines):
-        raise ConfigError("Give either --url, the address of an endpoint, or --baseline.")
+    """What is measured with a seed: these baselines, or the endpoint of the options. Raises ConfigError."""
     if options.url:
         keys = [key for given in options.key for key in given.split(",")]
         yield EndpointSystem(
@@ -127,7 +133,7 @@ def systems(
         )
         return
     machine.fetch_model()
-    for name in chosen("" if options.baselines == "all" else options.baselines, BASELINES, "baseline"):
+    for name in baselines:
         folder = out / "servers" / f"{name}-{seed}"
         yield BaselineSystem(name, machine, folder, teaching, ("--seed", str(seed), *options.server), options.wire)
 
