@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -262,16 +263,38 @@ def read_gguf(gguf: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    with gguf_read_once():
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # Transformers still regards a de-quantised model as quantised and refuses to save it; so copy it to a new model.
     settings = quantised.config.to_dict()
     settings.pop("quantization_config", None)
     config = type(quantised.config).from_dict(settings)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.load_state_dict(quantised.state_dict())
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.load_state_dict(quantised.state_dict(), assign=True)
+    model.tie_weights()
     model.generation_config = quantised.generation_config
     return model, tokenizer
+
+
+@contextlib.contextmanager
+def gguf_read_once() -> Iterator[None]:
+    """In this block the library gguf reads each file once, and makes each table of names once.
+
+    Transformers asks for the file three times, and for the table once for every module of the model.
+    """
+    import gguf
+
+    asked = ("GGUFReader", "get_tensor_name_map")
+    originals = {name: getattr(gguf, name) for name in asked}
+    for name, original in originals.items():
+        setattr(gguf, name, cache(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(gguf, name, original)
 
 
 def adapter_rank(folder: Path) -> int:
