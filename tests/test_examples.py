@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from openclaw_rl.app.background import Rollout
+from openclaw_rl.app.rollout_function import Rollout
 from openclaw_rl.cli import main
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.custom_sampler import CustomSampler
