@@ -261,6 +261,7 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
 def read_gguf(gguf: Path) -> tuple[Any, Any]:
     """The model and the tokenizer in a GGUF file."""
     import torch
+    from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with gguf_read_once():
@@ -270,7 +271,7 @@ def read_gguf(gguf: Path) -> tuple[Any, Any]:
     settings = quantised.config.to_dict()
     settings.pop("quantization_config", None)
     config = type(quantised.config).from_dict(settings)
-    with torch.device("meta"):
+    with init_empty_weights():
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     model.load_state_dict(quantised.state_dict(), assign=True)
     model.tie_weights()
