@@ -33,6 +33,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11 …"; exit 1; }
 	@echo "Installing into $(VENV) (a few minutes, once) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# Earlier ones take twice as long to choose versions.
+	@$(INSTALL) -q 'pip>=25'
 	@$(INSTALL) -e .
 	@touch $@
 
