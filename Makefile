@@ -18,7 +18,8 @@ REPORT ?=
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 # Not silent: the first installation takes minutes, and a user should see that it goes on.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Python compiles the modules that are used, when they are used first. To compile all took half of the installation.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help install run demo env test test-more test-all test-servers test-engines test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-gemma test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
@@ -32,7 +33,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11 …"; exit 1; }
 	@echo "Installing into $(VENV) (a few minutes, once) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(INSTALL) torch
+	@# Earlier ones take twice as long to choose versions.
+	@$(INSTALL) -q 'pip>=25'
 	@$(INSTALL) -e .
 	@touch $@
 
@@ -109,15 +111,17 @@ $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	@$(INSTALL) --no-deps miniwob==1.1.0
 	@touch $@
 
+# All modules are compiled, for those who run the program but may not write into the environment.
 install: $(VENV)/.installed ## install into .venv
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src >/dev/null || true
 
-run: install ## serve the embedded model on 127.0.0.1:30000, with the settings that learn; ARGS="--proxy-port 31000" passes flags
+run: $(VENV)/.installed ## serve the embedded model on 127.0.0.1:30000, with the settings that learn; ARGS="--proxy-port 31000" passes flags
 	@$(BIN)/python run.py --preset personal $(ARGS)
 
-demo: install ## watch the model learn from a simulated person (ten minutes); ARGS="--method all" passes flags
+demo: $(VENV)/.installed ## watch the model learn from a simulated person (ten minutes); ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
-env: install ## watch the model learn tool calls in an environment (ten to fifteen minutes); ARGS="--method combine --seed 1" passes flags
+env: $(VENV)/.installed ## watch the model learn tool calls in an environment (ten to fifteen minutes); ARGS="--method combine --seed 1" passes flags
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
 # Three groups that take about as long, at once also on two cores: tests that start processes wait for them half of the time.

@@ -139,7 +139,7 @@ def show_packed(sampler: LocalSampler, measured: dict[str, Measured]) -> None:
             (f"prompt of {HISTORY} tokens, tok/s", HISTORY / other.cold, HISTORY / auto.cold, ""),
         ]
         # Where there is no copy in float16, auto is at most what on is.
-        judged = choice == "off" or sampler.ready.packed_dtype == "float16"
+        judged = choice == "off" or sampler.packed.dtype == "float16"
         cells = [
             (name, f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}", verdict(b / a, target) if target and judged else "")
             for name, a, b, target in rows
@@ -164,6 +164,8 @@ async def on_cpu() -> None:
     generate(model, [random_prompt(TOKENS, vocabulary)], 8)
     for engine in measured:
         await engine.start()
+        while engine.packed is None:
+            await asyncio.sleep(0.1)
         await first_and_last(engine, request(random_prompt(TOKENS, vocabulary), 8))
     # Alternating, so that a slow phase of the machine affects all.
     for seed in range(ROUNDS):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from openclaw_rl.app.background import Rollout
+from openclaw_rl.app.rollout_function import Rollout
 from openclaw_rl.cli import main
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.custom_sampler import CustomSampler
@@ -140,7 +140,7 @@ def test_a_rollout_that_fails_because_the_server_stops_has_no_traceback(
     (tmp_path / "mine.py").write_text("async def rollout(base_url, config):\n    raise ConnectionError('refused')\n")
     with caplog.at_level("INFO"):
         asyncio.run(Rollout(str(tmp_path / "mine.py"), {}).run("http://127.0.0.1:9/v1", lambda: is_stopping))
-    (record,) = [record for record in caplog.records if record.name == "openclaw_rl.app.background"]
+    (record,) = [record for record in caplog.records if record.name == "openclaw_rl.app.rollout_function"]
     assert (record.exc_info is None) is is_stopping
     assert ("has ended with the server" in record.message) is is_stopping
 

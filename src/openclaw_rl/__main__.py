@@ -1,7 +1,12 @@
 """`python -m openclaw_rl …` is the same program as `openclaw-rl …`."""
 
-from openclaw_rl.cli import main
 
-# Worker processes import this module again under another name; only the first import may run the program.
+def main() -> int:
+    # Here, because each worker process imports the script of the program again, and needs none of the command line.
+    from openclaw_rl.cli import main as run
+
+    return run()
+
+
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -260,18 +261,46 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
 def read_gguf(gguf: Path) -> tuple[Any, Any]:
     """The model and the tokenizer in a GGUF file."""
     import torch
+    from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    with gguf_read_once():
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # Transformers still regards a de-quantised model as quantised and refuses to save it; so copy it to a new model.
     settings = quantised.config.to_dict()
     settings.pop("quantization_config", None)
     config = type(quantised.config).from_dict(settings)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.load_state_dict(quantised.state_dict())
+    with init_empty_weights():
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.load_state_dict(quantised.state_dict(), assign=True)
+    model.tie_weights()
     model.generation_config = quantised.generation_config
     return model, tokenizer
+
+
+@contextlib.contextmanager
+def gguf_read_once() -> Iterator[None]:
+    """In this block the library gguf reads each file once, and makes each table of names once.
+
+    Transformers asks for the file three times, and for the table once for every module of the model.
+    """
+    import numpy as np
+
+    gguf: Any = importlib.import_module("gguf")
+
+    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
+        """Reads from a plain array: to cut a piece from a mapped file takes NumPy three times as long."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+    originals = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(PlainReader), cache(gguf.get_tensor_name_map)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = originals
 
 
 def adapter_rank(folder: Path) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.api.completion import LoopWatch
+from openclaw_rl.app.answering import sampling_defaults
 from openclaw_rl.app.config import Config
-from openclaw_rl.app.server import sampling_defaults
 from openclaw_rl.models import EMBEDDED, EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
 from support.harness import Bench, running
 from support.records import Book

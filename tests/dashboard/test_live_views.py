@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from openclaw_rl.app.answering import make_server
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.config import load
-from openclaw_rl.app.server import make_server
 from openclaw_rl.dashboard.components.render import ASSETS, asset_url
 from openclaw_rl.dashboard.live import pages
 from openclaw_rl.dashboard.live.dashboard import LiveRun

@@ -16,8 +16,9 @@ import torch
 from openclaw_rl.app.config import Config
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.local.factory import LEARNER, SAMPLER
-from openclaw_rl.engines.local.model import cpu_precision, ops
-from openclaw_rl.engines.local.model.cpu_precision import FILE, Measurement, choose_on_cpu, machine, measure
+from openclaw_rl.engines.local.model import cpu_precision, kept_measurements, ops
+from openclaw_rl.engines.local.model.cpu_precision import FILE, Measurement, choose_on_cpu, measure
+from openclaw_rl.engines.local.model.kept_measurements import machine
 from openclaw_rl.engines.local.process.learner_worker import open_trainer
 
 FASTER = Measurement({"8 rows": 4.0, "1 row": 1.0}, 0.002)
@@ -69,7 +70,7 @@ def test_a_measurement_counts_for_its_processor_and_threads_only(
     other.write_text("processor : 0\nmodel name : Other\nflags : amx_bf16\n\nprocessor : 1\nmodel name : X\n")
     measured(lambda: SLOWER)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(cpu_precision, "CPU_INFO", other)
+        elsewhere.setattr(kept_measurements, "CPU_INFO", other)
         assert machine().startswith("Other (")
         assert choose_on_cpu(tmp_path).dtype == "float32"
         named = machine()

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
-from openclaw_rl.engines.local.model.packed import packed
+from openclaw_rl.engines.local.model.packed import packed, ways_for
 from support.decoders import FAMILIES, causal
 
 
@@ -26,7 +26,7 @@ def test_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None
     with torch.inference_mode():
         expected = theirs(ids[None]).logits[0]
         assert expected.std() > 0.1
-        for decoder in (ours, packed(ours, "on")):
+        for decoder in (ours, packed(ours, ways_for(ours, "on"))):
             logits = decoder.logits(decoder.forward(ids, torch.arange(70), causal))
             torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
 
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.local.process.sampler import LocalSampler
@@ -62,10 +63,25 @@ async def test_weights_that_are_not_packed_although_they_should_are_said(
 ) -> None:
     sampler = LocalSampler(options(tiny_model, pack_weights=choice, **changes), max_queue=4, launcher=FastLauncher())
     await sampler.start()
+    await until(lambda: sampler.packed is not None)
     is_packed = f"packed in {'float16' if choice == 'half' else 'float32'}" in sampler.describe()
     await sampler.close()
     assert not (changes and is_packed)
     assert (f"--pack-weights {choice} has no effect here" in caplog.text) == (not is_packed)
+
+
+async def test_requests_are_answered_while_weights_are_packed(tiny_model: Path) -> None:
+    sampler = LocalSampler(options(tiny_model, pack_weights="on"), max_queue=4, launcher=FastLauncher())
+    await sampler.start()
+    answers = []
+    while sampler.packed is None or not answers:
+        answers.append(await collect(sampler, request()))
+    answers.append(await collect(sampler, request()))
+    await sampler.close()
+    assert sampler.packed.dtype == ("float32" if torch.backends.mkldnn.is_available() else "")
+    for answer in answers:
+        assert [token.token_id for token in answer] == [token.token_id for token in answers[0]]
+        assert [t.logprob for t in answer] == pytest.approx([t.logprob for t in answers[0]], abs=1e-4)
 
 
 def request(

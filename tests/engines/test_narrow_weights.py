@@ -58,7 +58,9 @@ def reference(folder: Path) -> torch.nn.Module:
 
 def make_worker(model: Path, dtype: str, rank: int = 4, packed: str = "on") -> Worker:
     decoder = load_decoder(model, getattr(torch, dtype), CPU)
-    return Worker(decoder, WorkerOptions(model, "cpu", dtype, 8, None, 0.05, 2, rank, pack_weights=packed))
+    worker = Worker(decoder, WorkerOptions(model, "cpu", dtype, 8, None, 0.05, 2, rank, pack_weights=packed))
+    worker.pack()
+    return worker
 
 
 @pytest.mark.parametrize("family", FAMILIES)

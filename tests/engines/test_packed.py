@@ -1,5 +1,6 @@
 """Packed weights give the numbers of the weights as they are, or nearly, and are made only where they help."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from openclaw_rl.engines.local.model import packed as module
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.linear import Linear
-from openclaw_rl.engines.local.model.packed import BLOCKS, HALF, PackedDecoder, Way, has_half_products, packed
+from openclaw_rl.engines.local.model.packed import BLOCKS, FILE, HALF, PackedDecoder, Way, has_half_products, ways_for
 from support.decoders import causal
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
@@ -20,6 +21,10 @@ HALF_ERROR = 0.003
 @pytest.fixture(scope="module")
 def decoder(tiny_model: Path) -> Decoder:
     return load_decoder(tiny_model, torch.float32, torch.device("cpu"))
+
+
+def packed(decoder: Decoder, choice: str, cache: Path | None = None) -> Decoder:
+    return module.packed(decoder, ways_for(decoder, choice, cache))
 
 
 def logits(decoder: Decoder, rows: int) -> torch.Tensor:
@@ -88,8 +93,7 @@ def test_auto_packs_where_it_is_faster(decoder: Decoder, monkeypatch: pytest.Mon
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, times: dict[str, tuple[float, float]]) -> None:
-    """Fakes the seconds of one row and of several, by kind of copy. Packing takes no time."""
-    monkeypatch.setattr(module, "MAX_PACK_SECONDS", 1e9)
+    """Fakes the seconds of one row and of several, by kind of copy."""
     monkeypatch.setattr(
         module, "seconds", lambda linears, inputs: times[type(linears[0]).__name__][int(len(inputs[0]) > 1)]
     )
@@ -132,14 +136,36 @@ def test_auto_takes_float32_where_float16_has_no_room(
     assert decoder.layers[layer].down.weight[3, 5] == 65510.0, "it was not changed"
 
 
-@needs_fbgemm
-def test_auto_does_not_wait_for_minutes(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 1), "HalfLinear": (0.5, 0.5)})
-    monkeypatch.setattr(module, "LEAST_HALF_WEIGHTS", 1)
-    assert packed(decoder, "auto") is not decoder
-    monkeypatch.setattr(module, "MAX_PACK_SECONDS", 0)
-    assert packed(decoder, "auto") is decoder
-    assert packed(decoder, "half") is not decoder
+@needs_onednn
+@pytest.mark.parametrize("faster", [True, False])
+def test_auto_measures_once_for_a_machine_and_a_size(
+    decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.5 if faster else 0.9)})
+    assert (packed(decoder, "auto", tmp_path) is not decoder) == faster
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.9 if faster else 0.5)})
+    assert (packed(decoder, "auto", tmp_path) is not decoder) == faster, "it was measured again"
+    monkeypatch.setattr(module, "machine", lambda: "another")
+    assert (packed(decoder, "auto", tmp_path) is decoder) == faster
+
+
+@needs_onednn
+@pytest.mark.parametrize("content", ["", "[]", '{"MACHINE": 1}', '{"MACHINE": {"float32": "fast"}}'])
+def test_a_damaged_file_of_measurements_is_replaced(
+    decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.5)})
+    packed(decoder, "auto", tmp_path)
+    (here,) = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(content.replace("MACHINE", here))
+    assert packed(decoder, "auto", tmp_path) is not decoder
+    assert json.loads((tmp_path / FILE).read_text()) == {here: {"float32": 2.0}}
+
+
+@needs_onednn
+def test_packing_is_given_up_when_it_is_no_longer_wanted(decoder: Decoder) -> None:
+    wanted = iter([True] * (len(module.weights_of(decoder)) + 1))
+    assert module.packed(decoder, [BLOCKS], lambda: next(wanted, False)) is decoder
 
 
 @needs_onednn

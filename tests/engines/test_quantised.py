@@ -19,7 +19,7 @@ from openclaw_rl.engines.local.model.codes import NF4, encode
 from openclaw_rl.engines.local.model.decoder import Decoder, TensorFiles, load_decoder
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.model.linear import QuantisedLinear, decode
-from openclaw_rl.engines.local.model.packed import packed
+from openclaw_rl.engines.local.model.packed import packed, ways_for
 from openclaw_rl.engines.local.model.quantised_modules import QuantisedWeight
 from openclaw_rl.engines.local.model.shared_weights import share, take_up
 from openclaw_rl.engines.local.model.transformers_decoder import (
@@ -107,6 +107,7 @@ def test_sampler_and_learner_compute_with_one_copy_of_the_numbers(family: str, q
     lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
     worker = Worker(decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.02, 4, 4, pack_weights="on"))
+    worker.pack()
     assert worker.obey(LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
     prompt = random.Random(0).choices(range(3, 200), k=30)
     (answer,) = run(worker, [(0, Add(1, request(prompt, temperature=1.0), 1, 1))]).values()
@@ -132,7 +133,7 @@ def test_sampler_and_learner_compute_with_one_copy_of_the_numbers(family: str, q
 
 def test_quantised_weights_have_no_packed_copy(tmp_path: Path) -> None:
     decoder = load_decoder(save_random(QWEN, tmp_path), torch.float32, CPU, bits=4)
-    assert packed(decoder, "on") is decoder
+    assert packed(decoder, ways_for(decoder, "on")) is decoder
     assert all(len(layer.quantised) == 4 for layer in decoder.layers)
 
 

@@ -42,6 +42,7 @@ def make_worker(
     gib = pages and (pages + 0.5) * bytes_per_page(decoder.shape, torch.float32) / (1 << 30)
     options = WorkerOptions(model, device, "float32", max_sequences, None, gib or 0.05, 4, 4, pack_weights=pack_weights)
     worker = Worker(decoder, options)
+    worker.pack()
     worker.scheduler.prefill_tokens = 48  # small, so that long prompts take several steps
     return worker
 

@@ -42,6 +42,15 @@ async def test_finishing_without_a_new_step_writes_no_checkpoint(run: LearningRu
     assert [checkpoint.step for checkpoint in run.checkpoints] == [2]
 
 
+async def test_finishing_does_not_wait_for_a_learner_that_is_only_starting(run: LearningRun) -> None:
+    await run.start(learning=False)
+    run.learner.hooks["start"] = asyncio.Event().wait
+    run.learn()
+    await run.until(lambda: "start" in run.learner.calls)
+    async with asyncio.timeout(SECONDS):
+        await run.loop.finish()
+
+
 async def test_finishing_after_a_passing_failure_saves_the_steps_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,37 +3,18 @@
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import cast
 
-from prometheus_client import CollectorRegistry
-
-from openclaw_rl.app.background import BackgroundLoops, Rollout
 from openclaw_rl.app.config import Config
+from openclaw_rl.app.rollout_function import build_rollout
 from openclaw_rl.engines import custom_sampler
 from openclaw_rl.engines.base import Learner, Sampler, TextSampler
 from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
-from openclaw_rl.engines.lines import LearnerOfLines, SamplerOfLines
-from openclaw_rl.engines.outside.options import OutsideOptions
-from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
-from openclaw_rl.judge.build import JudgeSetup, JudgingModel, build_loop, check_teacher
-from openclaw_rl.judge.rules.kept import keeps
-from openclaw_rl.learn.build import (
-    LearnSetup,
-    ServedLines,
-    build_learning,
-    build_lines,
-    build_practice,
-    serve_learned,
-    where_to_begin,
-)
-from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
-from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.training import add_weights, latest_version
+from openclaw_rl.judge.build import JudgeSetup, JudgingModel, check_teacher
+from openclaw_rl.learn.build import LearnSetup
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer, MessageRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
-from openclaw_rl.types import BASE_VERSION
 
 
 class Engines:
@@ -102,11 +83,6 @@ def check_user_code(config: Config) -> None:
     build_rollout(config)
 
 
-def build_rollout(config: Config) -> Rollout | None:
-    path = config.rollout.rollout_function_path
-    return Rollout(path, config.values()) if path else None
-
-
 def judge_setup(config: Config) -> JudgeSetup:
     return JudgeSetup(
         config.judge,
@@ -132,71 +108,3 @@ def learn_setup(config: Config) -> LearnSetup:
         several_users=len(config.server.user_keys) > 1,
         personal=config.notes_to_teach.distil_personal,
     )
-
-
-async def build_loops(
-    stack: contextlib.AsyncExitStack,
-    engines: Engines,
-    ledger: Ledger | None,
-    policy: JudgingModel,
-    other: JudgingModel | None,
-    registry: CollectorRegistry,
-) -> BackgroundLoops:
-    """Build the loops for judging and learning, and publish the newest policy."""
-    config = engines.config
-    judging = build_loop(judge_setup(config), ledger, policy, other, registry) if ledger else None
-    judge_model = other.sampler if other else None
-    patience = config.server.shutdown_seconds
-    if config.engine.trains_outside:
-        outside = await begin_outside(config, ledger, policy.sampler)
-        return BackgroundLoops(judging, None, patience, outside, judge_model)
-    if config.engine.takes_text:
-        return BackgroundLoops(judging, None, patience, remembers=True)
-    if ledger is None or not config.learns:
-        places = config.training, config.run.folder, config.ledger_dir
-        has_lines = config.engine.policy_per_user
-        served = ServedLines(*places, cast(SamplerOfLines, policy.sampler)) if has_lines else None
-        await serve_learned(*places, policy.sampler)
-        return BackgroundLoops(judging, None, patience, None, judge_model, served_lines=served)
-    learner = engines.open_learner()
-    # A server of another project says only now what it can do.
-    config.learning_method.check_learner(learner.capabilities)
-    stack.push_async_callback(learner.close)
-    setup, lines = learn_setup(config), None
-    if config.engine.policy_per_user:
-        # `check_lines` has refused engines without lines.
-        engine = cast(LearnerOfLines, learner), cast(SamplerOfLines, policy.sampler)
-        lines = build_lines(setup, ledger, *engine, policy.chat_renderer, registry)
-        learning = lines.shared
-    else:
-        learning = build_learning(setup, ledger, learner, policy.sampler, policy.chat_renderer, registry)
-    beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
-    await learning.line.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
-    loops = BackgroundLoops(judging, learning, patience, None, judge_model, lines=lines)
-    if config.notes.notes:
-        loops.practiser = build_practice(setup, ledger, learning, policy.sampler, policy.chat_renderer, keeps, lines)
-    return loops
-
-
-async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler) -> OutsideTraining | None:
-    """Number the weights of an outside trainer. If turns are judged, also hand them to it."""
-    assert isinstance(sampler, OutsideWeightsSampler)
-    if ledger is None:
-        await sampler.begin(BASE_VERSION)
-        return None
-
-    def note_weights(version: int, parent: int, label: str) -> None:
-        # Not awaited: it is written before each change that is submitted after it.
-        ledger.submit(add_weights, version, parent, label)
-
-    await sampler.begin(ledger.read(latest_version), note_weights)
-    training = config.training
-    engines = config.engine_settings
-    settings = OutsideSettings(
-        trainer=config.learner.name,
-        batch_size=training.batch_size,
-        max_steps=training.max_steps,
-        max_staleness=training.max_staleness,
-        lease_seconds=engines.section(OutsideOptions).lease_seconds,
-    )
-    return OutsideTraining(ledger, config.learning_method, settings, sampler) if config.learns else None

@@ -1,35 +1,56 @@
 """The loops in the background (judging, learning, the user's rollouts), and the API's operations on them."""
 
 import asyncio
-import inspect
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
 
 from openclaw_rl.api.service import IsGone, OperationFailed, Operations
+from openclaw_rl.app.assembly import Engines, judge_setup, learn_setup
+from openclaw_rl.app.config import Config
+from openclaw_rl.app.console import local_url, show_learning
+from openclaw_rl.app.rollout_function import build_rollout
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.engines.lines import LearnerOfLines, SamplerOfLines
+from openclaw_rl.engines.outside.options import OutsideOptions
+from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
+from openclaw_rl.judge.build import JudgingModel, build_loop
 from openclaw_rl.judge.loop import JudgeLoop
+from openclaw_rl.judge.rules.kept import keeps
 from openclaw_rl.judge.rules.wishes import topic_of
-from openclaw_rl.learn.build import ServedLines
+from openclaw_rl.learn.build import (
+    ServedLines,
+    build_learning,
+    build_lines,
+    build_practice,
+    serve_learned,
+    where_to_begin,
+)
 from openclaw_rl.learn.checkpoints import BadCheckpoint
 from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.merging import NotMerged, merge_into
-from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
+from openclaw_rl.learn.outside import NothingToClaim, OutsideSettings, OutsideTraining
 from openclaw_rl.learn.practiser import Practiser
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
-from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.learn.samples import score_imported
+from openclaw_rl.ledger import episodes
+from openclaw_rl.ledger.errors import CaptureSuspended, LedgerError
 from openclaw_rl.ledger.status import REMEMBERS, TEACH_OWN
-from openclaw_rl.ledger.training import policy_line
-from openclaw_rl.plugins import describe, load_plugin
-from openclaw_rl.types import SHARED, Claim, LineState, NextStep
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.training import add_weights, latest_version, policy_line
+from openclaw_rl.terminal import log_console, on_terminal
+from openclaw_rl.types import BASE_VERSION, SHARED, Claim, LineState, NextStep
 
 log = logging.getLogger(__name__)
 
-ROLLOUT_OPTION = "--rollout-function-path"
-ROLLOUT_NAMES = ("rollout",)
+#: The longest delay between a session's time-out and its end.
+MAX_SWEEP_SECONDS = 30.0
 
 
 class BackgroundLoops(Operations):
@@ -242,28 +263,104 @@ def report_end(task: "asyncio.Task[None]") -> None:
         log.error("A background task has failed: %r", error, exc_info=error)
 
 
-class Rollout:
-    """Runs the user's `async rollout(base_url, config)` once, in the server's process, where it calls the API.
+async def build_loops(
+    stack: contextlib.AsyncExitStack,
+    engines: Engines,
+    ledger: Ledger | None,
+    policy: JudgingModel,
+    other: JudgingModel | None,
+    registry: CollectorRegistry,
+) -> BackgroundLoops:
+    """Build the loops for judging and learning, and publish the newest policy."""
+    config = engines.config
+    judging = build_loop(judge_setup(config), ledger, policy, other, registry) if ledger else None
+    judge_model = other.sampler if other else None
+    patience = config.server.shutdown_seconds
+    if config.engine.trains_outside:
+        outside = await begin_outside(config, ledger, policy.sampler)
+        return BackgroundLoops(judging, None, patience, outside, judge_model)
+    if config.engine.takes_text:
+        return BackgroundLoops(judging, None, patience, remembers=True)
+    if ledger is None or not config.learns:
+        places = config.training, config.run.folder, config.ledger_dir
+        has_lines = config.engine.policy_per_user
+        served = ServedLines(*places, cast(SamplerOfLines, policy.sampler)) if has_lines else None
+        await serve_learned(*places, policy.sampler)
+        return BackgroundLoops(judging, None, patience, None, judge_model, served_lines=served)
+    learner = engines.open_learner()
+    # A server of another project says only now what it can do.
+    config.learning_method.check_learner(learner.capabilities)
+    stack.push_async_callback(learner.close)
+    setup, lines = learn_setup(config), None
+    if config.engine.policy_per_user:
+        # `check_lines` has refused engines without lines.
+        engine = cast(LearnerOfLines, learner), cast(SamplerOfLines, policy.sampler)
+        lines = build_lines(setup, ledger, *engine, policy.chat_renderer, registry)
+        learning = lines.shared
+    else:
+        learning = build_learning(setup, ledger, learner, policy.sampler, policy.chat_renderer, registry)
+    beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
+    await learning.line.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
+    loops = BackgroundLoops(judging, learning, patience, None, judge_model, lines=lines)
+    if config.notes.notes:
+        loops.practiser = build_practice(setup, ledger, learning, policy.sampler, policy.chat_renderer, keeps, lines)
+    return loops
 
-    Its end or its failure is logged and does not stop the server.
-    What fails because the server stops is no failure.
-    """
 
-    def __init__(self, path: str, settings: dict[str, Any]) -> None:
-        self.file = Path(path.partition(":")[0]).expanduser()
-        self.settings = settings
-        self.function = load_plugin(path, ROLLOUT_OPTION, ROLLOUT_NAMES)
-        if not inspect.iscoroutinefunction(self.function):
-            raise ConfigError(f"{ROLLOUT_OPTION} {path} is not an async function: async def rollout(base_url, config).")
+async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler) -> OutsideTraining | None:
+    """Number the weights of an outside trainer. If turns are judged, also hand them to it."""
+    assert isinstance(sampler, OutsideWeightsSampler)
+    if ledger is None:
+        await sampler.begin(BASE_VERSION)
+        return None
 
-    async def run(self, base_url: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def note_weights(version: int, parent: int, label: str) -> None:
+        # Not awaited: it is written before each change that is submitted after it.
+        ledger.submit(add_weights, version, parent, label)
+
+    await sampler.begin(ledger.read(latest_version), note_weights)
+    training = config.training
+    engines = config.engine_settings
+    settings = OutsideSettings(
+        trainer=config.learner.name,
+        batch_size=training.batch_size,
+        max_steps=training.max_steps,
+        max_staleness=training.max_staleness,
+        lease_seconds=engines.section(OutsideOptions).lease_seconds,
+    )
+    return OutsideTraining(ledger, config.learning_method, settings, sampler) if config.learns else None
+
+
+def background_work(
+    config: Config,
+    ledger: Ledger | None,
+    loops: BackgroundLoops,
+    sampler: Sampler,
+    port: int,
+    is_stopping: Callable[[], bool],
+) -> list[Coroutine[Any, Any, None]]:
+    """The coroutines that run along with judging and learning until the server stops."""
+    work = [end_idle_sessions(ledger, config.capture.session_timeout)] if ledger else []
+    training = loops.lines or loops.learning or loops.outside
+    if training is not None and ledger is not None:
+        line = SHARED if loops.lines else None
+        top = config.learning_method.recorded_top
+        work.append(score_imported(ledger, sampler, config.training.batch_size, top, line=line))
+        if on_terminal(stderr=True):
+            work.append(show_learning(training, log_console))
+    rollout = build_rollout(config)
+    if rollout is not None:
+        work.append(rollout.run(local_url(config.server, port) + "/v1", is_stopping))
+    return work
+
+
+async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
+    """Close sessions that have been idle for `timeout` seconds, until the server stops."""
+    while True:
+        await asyncio.sleep(min(MAX_SWEEP_SECONDS, timeout / 4))
         try:
-            await self.function(base_url, self.settings)
-        except Exception as error:
-            if is_stopping():
-                # A server that stops refuses the function's requests.
-                log.info("The rollout has ended with the server.")
-                return
-            log.error("The rollout has failed: %s.", describe(error, self.file), exc_info=error)
-        else:
-            log.info("The rollout has ended.")
+            closed = await ledger.write(episodes.close_idle, timeout)
+        except CaptureSuspended:
+            continue  # the ledger's writer logs when it stops and when it can write again
+        if closed:
+            log.debug("Closed %d idle sessions.", closed)

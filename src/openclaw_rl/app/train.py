@@ -11,8 +11,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from openclaw_rl.aio import wait_at_most
-from openclaw_rl.app.assembly import Engines, build_loops, start_model, start_other_model
-from openclaw_rl.app.background import BackgroundLoops
+from openclaw_rl.app.assembly import Engines, start_model, start_other_model
+from openclaw_rl.app.background import BackgroundLoops, build_loops
 from openclaw_rl.app.checks import check, lock_folders, prepare_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.console import TurnsBar

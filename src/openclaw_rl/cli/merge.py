@@ -197,7 +197,7 @@ def write_file(export: "GgufExport", folder: Path, name: str, adapter_only: bool
 
 
 def modelfile_text(config: Config, base: Path, adapter_only: bool, notes: list[str]) -> str:
-    from openclaw_rl.app.server import sampling_defaults
+    from openclaw_rl.app.answering import sampling_defaults
     from openclaw_rl.rendering.chat import ChatRenderer
     from openclaw_rl.rendering.modelfile import modelfile
 

@@ -234,6 +234,8 @@ class LearnLoop:
 
     async def save(self) -> bool:
         """Write a checkpoint of the steps that none holds yet, once the running step has ended; whether it did."""
+        if self.phase is Phase.UNPREPARED and not self.line.unsaved:
+            return False  # a learner that is only starting has made no step, and starting takes seconds
         async with self._lock:
             if not self.line.unsaved or self.phase is Phase.UNPREPARED:
                 return False

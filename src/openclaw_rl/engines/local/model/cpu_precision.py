@@ -1,15 +1,11 @@
 """What `--dtype auto` stands for on this CPU: bfloat16 where its products are faster and right, else float32.
 
 A short measurement decides. It is kept in a file, so that later starts decide alike: those on the same kind of
-processor, with as many threads and the same PyTorch. A file that cannot be read or written counts as none.
+processor, with as many threads and the same PyTorch.
 """
 
 import contextlib
-import hashlib
-import json
 import math
-import os
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.model import ops
+from openclaw_rl.engines.local.model import kept_measurements, ops
+from openclaw_rl.engines.local.model.kept_measurements import machine
 from openclaw_rl.engines.local.model.linear import Linear
 from openclaw_rl.engines.local.model.packed import has_packed_products, pack
-from openclaw_rl.models import BadModelFolder, read_json_object
 
 #: Sizes of the products. Several weights take turns where rows are few, because a model's weights do not fit into the
 #: processor's cache.
@@ -45,9 +41,6 @@ LEAST_SPEEDUP = 1.3
 #: Results may be wrong by this share of the largest one. Rounding to 8 bits gives at most 0.004, sums in bfloat16 0.06.
 MAX_ERROR = 0.01
 FILE = "cpu-precision.json"
-CPU_INFO = Path("/proc/cpuinfo")
-#: The lines of that file that say which processor it is and what it can do, on x86 and on Arm.
-CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +155,8 @@ class ChosenDtype(NamedTuple):
 
 def choose_on_cpu(cache: Path | None, *, keep: bool = True) -> ChosenDtype:
     """Decide by the measurement in the cache folder, or by a new one, which goes there if `keep` is set."""
-    file = None if cache is None else cache / FILE
-    known = {} if file is None else read(file)
+    file = cache and cache / FILE
+    known = read(file)
     here = machine()
     if here in known:
         return choice_of(known[here])
@@ -171,7 +164,7 @@ def choose_on_cpu(cache: Path | None, *, keep: bool = True) -> ChosenDtype:
         measurement = measure()
     except RuntimeError as error:
         return ChosenDtype("float32", f"bfloat16 cannot be computed here: {str(error).partition(chr(10))[0]}")
-    if file is not None and keep:
+    if keep:
         write(file, {**known, here: measurement})
     return choice_of(measurement)
 
@@ -183,28 +176,10 @@ def choice_of(measurement: Measurement) -> ChosenDtype:
     return ChosenDtype(dtype, f"bfloat16 is {measurement.speedup:.2g} × as fast as float32 here")
 
 
-def machine() -> str:
-    """What a measurement is true for: the processor with its instructions, the number of threads, and PyTorch."""
-    about = dict.fromkeys(CPU_LINES, "")
-    with contextlib.suppress(OSError):
-        for line in CPU_INFO.read_text().partition("\n\n")[0].splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in about:
-                about[name.strip()] = value.strip()
-    name = about["model name"] or platform.processor() or platform.machine()
-    abilities = "\n".join([*about.values(), torch.backends.cpu.get_cpu_capability()])
-    digest = hashlib.sha256(abilities.encode()).hexdigest()[:12]
-    return f"{name} ({digest}), {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
-
-
-def read(file: Path) -> dict[str, Measurement]:
+def read(file: Path | None) -> dict[str, Measurement]:
     """The measurements in a file, by machine; without those that are damaged."""
-    try:
-        content = read_json_object(file)
-    except BadModelFolder:
-        return {}
     known = {}
-    for name, values in content.items():
+    for name, values in kept_measurements.read(file).items():
         with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError):
             speedups = {case: float(ratio) for case, ratio in values["speedups"].items()}
             if speedups and min(speedups.values()) > 0:
@@ -212,11 +187,5 @@ def read(file: Path) -> dict[str, Measurement]:
     return known
 
 
-def write(file: Path, measurements: dict[str, Measurement]) -> None:
-    """Replace the file in one go, because several processes may start at once."""
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    content = {name: asdict(measurement) for name, measurement in measurements.items()}
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(content, indent=1) + "\n")
-        unfinished.replace(file)
+def write(file: Path | None, measurements: dict[str, Measurement]) -> None:
+    kept_measurements.write(file, {name: asdict(measurement) for name, measurement in measurements.items()})

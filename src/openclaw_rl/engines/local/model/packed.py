@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from torch import Tensor
 
 from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer
+from openclaw_rl.engines.local.model.kept_measurements import machine, read, write
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.model.linear import Linear
+from openclaw_rl.engines.local.model.placement import name_of
 
 #: The rows for which oneDNN's blocks are laid out. Other numbers of rows work too.
 ROWS = 8
@@ -32,8 +35,6 @@ COMPARED_ROWS = (1, ROWS)
 LEAST_SPEEDUP = 1.15
 #: The largest share of the free memory that the copy may take.
 MAX_MEMORY_SHARE = 1 / 8
-#: FBGEMM arranges 25 million weights in a second, at each start. Auto does not wait for longer.
-MAX_PACK_SECONDS = 15
 #: The smallest model that auto rounds to float16: a smaller one has little to gain.
 LEAST_HALF_WEIGHTS = 16 << 20
 #: The largest error of a weight in float16, as a share of the largest weight for the same output. Weights near the
@@ -41,7 +42,9 @@ LEAST_HALF_WEIGHTS = 16 << 20
 MAX_ROUNDING = 1 / 1024
 #: Rows of a weight that are rounded at a time, for a look at the error.
 ROUNDED_ROWS = 4096
-MEASUREMENTS = 5
+MEASUREMENTS = 15
+#: In the cache folder: what the ways have gained on this machine.
+FILE = "cpu-packing.json"
 
 
 @dataclass(slots=True)
@@ -93,27 +96,33 @@ class PackedDecoder(Decoder):
 
 
 @torch.inference_mode()
-def packed(decoder: Decoder, choice: str) -> Decoder:
-    """The decoder with a packed copy of its weights, or as it is.
+def packed(decoder: Decoder, ways: Sequence[Way], is_wanted: Callable[[], bool] = lambda: True) -> Decoder:
+    """The decoder with a copy of its weights, packed in the first of the ways that can; without one, as it is.
 
-    `choice` is on (in float32), half (in float16), off, or auto: the faster of the two, if it makes this machine faster
-    and fits into the free memory. A copy is never made where PyTorch cannot make it: for other devices and precisions,
-    and in builds without oneDNN or FBGEMM.
+    It takes seconds for every hundred million weights, mostly on one core and without the interpreter's lock. It is
+    given up when it is no longer wanted.
     """
-    ways = ways_for(decoder, choice)
-    if choice == "auto":
-        ways = by_speed(decoder.layers[0], [way for way in ways if fits(decoder, way)])
-    way = next((way for way in ways if all(map(way.holds, weights_of(decoder)))), None)
+    way = next((way for way in ways if all(is_wanted() and way.holds(weight) for weight in weights_of(decoder))), None)
     if way is None:
         return decoder
+    layers = []
+    for layer in decoder.layers:
+        if not is_wanted():
+            return decoder
+        layers.append(pack_layer(layer, way))
     shared = {field.name: getattr(decoder, field.name) for field in fields(Decoder)}
-    layers = [pack_layer(layer, way) for layer in decoder.layers]
     head = way.pack(Linear(decoder.head))
     return PackedDecoder(**{**shared, "layers": layers}, packed_head=head, packed_dtype=way.dtype)
 
 
-def ways_for(decoder: Decoder, choice: str) -> list[Way]:
-    """The ways that a choice allows and that are possible here."""
+@torch.inference_mode()
+def ways_for(decoder: Decoder, choice: str, cache: Path | None = None) -> list[Way]:
+    """The ways to pack that a choice allows and that are possible here, the best first.
+
+    `choice` is on (in float32), half (in float16), off, or auto: those that make this machine faster and fit into the
+    free memory. That is measured; the result is kept in the cache folder. None is possible where PyTorch has no such
+    products: for other devices and precisions, and in builds without oneDNN or FBGEMM.
+    """
     if decoder.embed.device.type != "cpu" or decoder.embed.dtype != torch.float32 or decoder.layers[0].quantised:
         return []
     ways = []
@@ -121,7 +130,9 @@ def ways_for(decoder: Decoder, choice: str) -> list[Way]:
         ways.append(BLOCKS)
     if can_be_half(decoder, choice):
         ways.append(HALF)
-    return ways
+    if choice != "auto":
+        return ways
+    return by_speed(decoder.layers[0], [way for way in ways if has_room(decoder, way)], cache)
 
 
 def can_be_half(decoder: Decoder, choice: str) -> bool:
@@ -161,20 +172,10 @@ def rows_fit_float16(rows: Tensor) -> bool:
     return bool((error <= MAX_ROUNDING * largest).all() and largest.max() <= torch.finfo(torch.float16).max)
 
 
-def fits(decoder: Decoder, way: Way) -> bool:
-    """Whether there is the memory for a copy, and time to make it."""
+def has_room(decoder: Decoder, way: Way) -> bool:
+    """Whether there is the memory for a copy."""
     weights = sum(weight.numel() for weight in weights_of(decoder))
-    if weights * way.dtype.itemsize > usable_memory() * MAX_MEMORY_SHARE:
-        return False
-    layer = decoder.layers[0]
-    parts = [linear.weight for linear in linears_of(layer)]
-    # FBGEMM changes weights that float16 has no room for, in place, so these are looked for first.
-    if not all(map(way.holds, parts)):
-        return False
-    pack_layer(layer, way)  # The first call of a kind prepares something.
-    start = time.perf_counter()
-    pack_layer(layer, way)
-    return time.perf_counter() - start <= MAX_PACK_SECONDS * sum(map(torch.numel, parts)) / weights
+    return weights * way.dtype.itemsize <= usable_memory() * MAX_MEMORY_SHARE
 
 
 def packed_bytes(decoder: LanguageModel) -> int:
@@ -189,16 +190,29 @@ def weights_of(decoder: Decoder) -> list[Tensor]:
     return [linear.weight for layer in decoder.layers for linear in linears_of(layer)] + [decoder.head]
 
 
-def by_speed(layer: Layer, ways: Sequence[Way]) -> list[Way]:
-    """The ways that give the right results here and gain enough, the fastest first."""
-    gains = []
-    for way in ways:
-        originals = linears_of(layer)
-        copies = linears_of(pack_layer(layer, way))
-        one, several = (speedup(originals, copies, rows, way.max_error) for rows in COMPARED_ROWS)
-        if one and several >= LEAST_SPEEDUP:
-            gains.append((one * several, way))
-    return [way for _, way in sorted(gains, key=lambda gain: -gain[0])]
+def by_speed(layer: Layer, ways: Sequence[Way], cache: Path | None) -> list[Way]:
+    """Those ways that give the right results here and gain enough, the fastest first."""
+    parts = [linear.weight for linear in linears_of(layer)]
+    # FBGEMM changes weights that float16 has no room for, in place, so these are looked for first.
+    possible = {name_of(way.dtype): way for way in ways if all(map(way.holds, parts))}
+    file = cache and cache / FILE
+    kept = read(file)
+    here = f"{machine()}, {', '.join(f'{rows} x {columns}' for rows, columns in (part.shape for part in parts))}"
+    known = kept.get(here)
+    gains = dict(known) if isinstance(known, dict) and all(type(gain) is float for gain in known.values()) else {}
+    missing = possible.keys() - gains.keys()
+    if missing:
+        gains |= {name: gain_of(layer, possible[name]) for name in missing}
+        write(file, {**kept, here: gains})
+    return [possible[name] for name in sorted(possible, key=gains.__getitem__, reverse=True) if gains[name]]
+
+
+def gain_of(layer: Layer, way: Way) -> float:
+    """What a way gains with one row times its gain with several; 0 if that is too little, or its results differ."""
+    originals = linears_of(layer)
+    copies = linears_of(pack_layer(layer, way))
+    one, several = (speedup(originals, copies, rows, way.max_error) for rows in COMPARED_ROWS)
+    return one * several if several >= LEAST_SPEEDUP else 0.0
 
 
 def speedup(originals: list[Linear], copies: list[Linear], rows: int, max_error: float) -> float:

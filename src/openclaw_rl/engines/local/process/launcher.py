@@ -8,6 +8,7 @@ read when the pipe is readable.
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -47,7 +48,12 @@ def run_worker(connection: Connection, module: str, options: object, is_paused: 
         signal.signal(PAUSE_SIGNAL, partial(rest, is_paused, os.getppid()))
     # Drivers and kernels can crash without a message; this writes the line at fault to the server's log.
     faulthandler.enable()
-    importlib.import_module(module).main(connection, options)
+    # What is imported stays. The garbage collector looks at it neither now nor later.
+    gc.disable()
+    main = importlib.import_module(module).main
+    gc.freeze()
+    gc.enable()
+    main(connection, options)
 
 
 def rest(is_paused: Any, server: int, *_: object) -> None:

@@ -26,6 +26,7 @@ from openclaw_rl.engines.local.process.worker_messages import (
     Command,
     Failed,
     LoadPolicy,
+    Packed,
     PolicyLoaded,
     Ready,
     RequestFailed,
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 #: long as they need for their part of a small product.
 SPINS = 2000
 GAVE_WAY = "Work for idle times gave its place to the policy of somebody who waits."
-#: Said at the start.
 NOT_PACKED = (
     "--pack-weights %s has no effect here: weights are packed only on a CPU, with --dtype float32, where PyTorch has "
     "%s, and not with --lora-rank 0."
@@ -86,6 +86,8 @@ class LocalSampler:
         """Those who wait for a policy to be loaded."""
         self._active = 0
         """Sequences that the worker said it was sampling."""
+        self.packed: Packed | None = None
+        """The packed copy of the weights, once the worker has decided on it."""
 
     @property
     def capabilities(self) -> SamplerCapabilities:
@@ -130,9 +132,6 @@ class LocalSampler:
 
     async def start(self) -> None:
         await self._worker.start()
-        choice = self.options.pack_weights
-        if choice in PACKING and self.ready and not self.ready.packed_bytes:
-            log.warning(NOT_PACKED, choice, PACKING[choice])
 
     async def close(self) -> None:
         await self._worker.close()
@@ -142,8 +141,8 @@ class LocalSampler:
         assert ready is not None
         where = f"{ready.device}{on_nodes(self._worker.nodes)}"
         weights = f"{ready.weight_bytes / (1 << 30):.2g} GiB of weights"
-        if ready.packed_bytes:
-            weights += f" and {ready.packed_bytes / (1 << 30):.2g} GiB packed in {ready.packed_dtype}"
+        if self.packed and self.packed.bytes:
+            weights += f" and {size_of(self.packed)}"
         precision = f"{ready.dtype} ({ready.dtype_reason})" if ready.dtype_reason else ready.dtype
         return f"local on {where}, {precision}, {weights}, context {ready.max_context} tokens"
 
@@ -281,6 +280,16 @@ class LocalSampler:
                 self._fail_request(id, (ConstraintRefused if refused_constraint else EngineUnavailable)(reason))
             case PolicyLoaded(version, error):
                 self._policy_loaded(version, error)
+            case Packed():
+                self._note_packed(report)
+
+    def _note_packed(self, packed: Packed) -> None:
+        self.packed = packed
+        choice = self.options.pack_weights
+        if packed.bytes:
+            log.info("The sampler now computes with a copy of its weights: %s.", size_of(packed))
+        elif choice in PACKING:
+            log.warning(NOT_PACKED, choice, PACKING[choice])
 
     def lose(self, reason: str, unsent: set[int]) -> None:
         """A worker is gone, and with it every request that is not among the unsent ones."""
@@ -304,6 +313,10 @@ class LocalSampler:
             # After a restart an adapter may be gone from the disk; the newest that is left serves.
             self._versions.retract(version)
             log.error("Policy version %d could not be loaded again: %s", version, error)
+
+
+def size_of(packed: Packed) -> str:
+    return f"{packed.bytes / (1 << 30):.2g} GiB packed in {packed.dtype}"
 
 
 WORKER = "openclaw_rl.engines.local.process.sampler_worker"

@@ -8,6 +8,8 @@ import contextlib
 import logging
 import os
 import signal
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
@@ -24,7 +26,7 @@ from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.model.language_model import LanguageModel, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
-from openclaw_rl.engines.local.model.packed import PackedDecoder, packed, packed_bytes
+from openclaw_rl.engines.local.model.packed import PackedDecoder, Way, packed, packed_bytes, ways_for
 from openclaw_rl.engines.local.model.placement import describe, find_device, name_of, placement
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots, BadPolicy, ModelSlots
 from openclaw_rl.engines.local.model.shared_weights import share
@@ -41,6 +43,7 @@ from openclaw_rl.engines.local.process.worker_messages import (
     Command,
     Failed,
     LoadPolicy,
+    Packed,
     PolicyLoaded,
     Ready,
     RequestFailed,
@@ -71,6 +74,8 @@ MAX_CPU_CACHE_BYTES = 4 << 30
 DEFAULT_MAX_CONTEXT = 32768
 #: The same for models whose prompts are read in one step, during which everybody else waits.
 DEFAULT_STATE_CONTEXT = 4096
+#: The niceness of packing the weights, beside steps.
+PACKING_NICENESS = 10
 log = logging.getLogger(__name__)
 #: Commands that are about one request.
 ForRequest = Add | Score | Cancel
@@ -140,6 +145,8 @@ class Worker:
         default = DEFAULT_MAX_CONTEXT if decoder.mixes_sequences else DEFAULT_STATE_CONTEXT
         self.max_context = context_limit(options, shape, pages * PAGE_SIZE, default)
         self.policies = slots_for(decoder, options)
+        self.ways: list[Way] = []
+        """How its weights may be packed, the best way first."""
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=isinstance(self.runner, TorchRunner))
         tokens = (table[device.type] for table in (PREFILL_TOKENS, PREFILL_SHARE, BACKGROUND_TOKENS))
@@ -152,8 +159,10 @@ class Worker:
         self.held: list[ForRequest] = []
         """Requests whose policy is being loaded or whose constraint is being compiled, and cancellations of them."""
         self.arrivals = 0
-        self.woken, wake = Pipe(duplex=False)
-        self.compiler = Compiler(options.model, shape.vocab, lambda: wake.send_bytes(b"compiled"))
+        self.woken, self._wake = Pipe(duplex=False)
+        self.compiler = Compiler(options.model, shape.vocab, lambda: self._wake.send_bytes(b"compiled"))
+        self.news: deque[Packed] = deque()
+        self.is_closed = False
 
     def _runner(self, decoder: LanguageModel, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
@@ -168,8 +177,9 @@ class Worker:
         assert isinstance(decoder, Decoder)
         if device.type == "cpu":
             # Policies that train all weights have weights of their own, which change.
-            model = packed(decoder, options.pack_weights) if options.lora_rank else decoder
-            return TorchRunner(model, RowKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
+            if options.lora_rank:
+                self.ways = ways_for(decoder, options.pack_weights, options.measurements)
+            return TorchRunner(decoder, RowKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
         # These import Triton, which not every machine has.
         from openclaw_rl.engines.local.sampling.cuda_forward import CudaKVCache
         from openclaw_rl.engines.local.sampling.cuda_runner import CudaRunner
@@ -178,6 +188,15 @@ class Worker:
         graphs = CudaRunner(decoder, on_cuda, self.policies, options.max_sequences, self.max_context)
         graphs.warm_up()
         return graphs
+
+    def pack(self) -> None:
+        """Have the steps from now on computed with packed weights, if that helps. Others may take steps meanwhile."""
+        decoder = self.runner.decoder
+        if isinstance(decoder, Decoder):
+            self.runner.decoder = decoder = packed(decoder, self.ways, lambda: not self.is_closed)
+        dtype = name_of(decoder.packed_dtype) if isinstance(decoder, PackedDecoder) else ""
+        self.news.append(Packed(packed_bytes(decoder), dtype))
+        self._wake.send_bytes(b"packed")
 
     @property
     def busy(self) -> bool:
@@ -381,7 +400,6 @@ def main(connection: Connection, options: WorkerOptions) -> None:
             log.debug("loading failed", exc_info=True)
             connection.send(Failed(f"The model in {options.model} could not be loaded: {describe(error)}"))
             return
-        model = worker.runner.decoder
         connection.send(
             Ready(
                 device=str(device),
@@ -390,15 +408,26 @@ def main(connection: Connection, options: WorkerOptions) -> None:
                 cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
                 weight_bytes=decoder.weight_bytes,
                 dtype_reason=choice.reason,
-                packed_bytes=packed_bytes(model),
-                packed_dtype=name_of(model.packed_dtype) if isinstance(model, PackedDecoder) else "",
                 shared=shared,
             )
         )
         # This takes a second. The server is not yet serving, so nobody waits for it.
         with contextlib.suppress(BadModelFolder):
             worker.compiler.prepare()
-        serve(connection, worker)
+        # This takes seconds, for which people need not wait.
+        threading.Thread(target=pack_beside, args=[worker], name="packing").start()
+        try:
+            serve(connection, worker)
+        finally:
+            worker.is_closed = True
+
+
+def pack_beside(worker: Worker) -> None:
+    """Pack the weights in this thread, which leaves the processor to the others where that is possible."""
+    if sys.platform == "linux":
+        # Elsewhere it would count for all threads.
+        os.nice(PACKING_NICENESS)
+    worker.pack()
 
 
 def serve(connection: Connection, worker: Worker) -> None:
@@ -407,7 +436,7 @@ def serve(connection: Connection, worker: Worker) -> None:
         while ready := wait([connection, worker.woken], 0 if worker.busy else None):
             if worker.woken in ready:
                 worker.woken.recv_bytes()
-                report(connection, worker, None)
+                report(connection, worker, worker.news.popleft() if worker.news else None)
             if connection in ready:
                 report(connection, worker, worker.obey(connection.recv()))
         if worker.loading:
@@ -416,8 +445,8 @@ def serve(connection: Connection, worker: Worker) -> None:
             connection.send(worker.step())
 
 
-def report(connection: Connection, worker: Worker, answer: PolicyLoaded | RequestFailed | None) -> None:
-    """Send an answer, and obey the commands that waited for the policy that it may be about."""
+def report(connection: Connection, worker: Worker, answer: PolicyLoaded | RequestFailed | Packed | None) -> None:
+    """Send an answer or news, and obey the commands that waited for the policy that it may be about."""
     for message in (answer, *map(worker.obey, worker.due())):
         if message is not None:
             connection.send(message)

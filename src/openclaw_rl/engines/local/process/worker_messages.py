@@ -159,12 +159,18 @@ class Ready:
     weight_bytes: int
     dtype_reason: str = ""
     """Why the precision was chosen, if a measurement chose it."""
-    packed_bytes: int = 0
-    """Memory of the packed copy of the weights; 0 if there is none."""
-    packed_dtype: str = ""
-    """Its precision."""
     shared: bytes | None = None
     """What another worker process needs to use the same weights in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """From now on the worker computes with a packed copy of the weights, or it has decided to have none."""
+
+    bytes: int
+    """Memory of the copy; 0 if there is none."""
+    dtype: str
+    """Its precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,4 +253,4 @@ class Failed:
 Command = Add | Score | Cancel | LoadPolicy
 
 
-SamplerReport = Ready | Tokens | PolicyLoaded | RequestFailed | Failed
+SamplerReport = Ready | Packed | Tokens | PolicyLoaded | RequestFailed | Failed
