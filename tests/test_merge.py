@@ -34,6 +34,7 @@ from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.schema import open_ledger, transaction
 from openclaw_rl.models import read_gguf
 from support.decoders import FAMILIES
+from support.records import Book
 from support.tiny_models import CONTROL, TEMPLATE
 
 IDS = torch.arange(40).reshape(2, 20)
@@ -390,6 +391,7 @@ def test_the_average_of_lines_is_the_nearest_adapter_of_the_same_rank(
     adapters: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
+    Book(run_dir).close()
     for name, adapter in zip(("anna", "Ben"), adapters, strict=False):
         folder = line_folder(run_dir, name) / "checkpoints" / "step-000002-v1"
         shutil.copytree(adapter, folder)

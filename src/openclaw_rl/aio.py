@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 Case = TypeVar("Case")
@@ -44,6 +44,27 @@ async def wait_at_most(seconds: float, something: Awaitable[object]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await something
+
+
+class Stoppable(Generic[T]):
+    """Work that others can stop. New work stops the one before."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[T] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Its result; None if it was stopped."""
+        self.stop()
+        self._task = task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        return None if task.cancelled() else task.result()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 async def in_own_thread(function: Callable[[], T], name: str) -> T:

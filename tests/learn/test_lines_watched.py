@@ -1,7 +1,6 @@
 """A gate, a guard, a rollback and a quarantine are about one line, and the others go on."""
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,11 @@ import pytest
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.learn import build
 from openclaw_rl.learn.build import GuardWatch
-from openclaw_rl.learn.checkpoints import RECORD, Checkpoints, line_folder, write_new_record
+from openclaw_rl.learn.checkpoints import line_folder
 from openclaw_rl.learn.guard import FILE as GUARD_FILE
 from openclaw_rl.learn.lineage import Budget
-from openclaw_rl.learn.merging import NotMerged, merge_into
-from openclaw_rl.ledger import deletion, training
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import SHARED, State
+from openclaw_rl.types import State
 from support.team_run import TeamRun
 
 
@@ -115,80 +112,3 @@ async def test_a_guard_that_leaves_a_line_blames_no_step_of_the_shared_one(
     assert team.served("anna") == [imported], "anna has the policy again that her line began from"
     assert team.book.rows("SELECT outcome, reason FROM updates WHERE line = 'shared'") == [("applied", "")]
     assert {team.book.state(turn) for turn in bad} == {State.DROPPED}
-
-
-async def average_of_lines(team: TeamRun) -> tuple[Path, list[list[int]]]:
-    """What stands for an average of anna's and ben's lines: anna's policy. And her steps."""
-    await team.start()
-    imported = team.judged("imported")
-    await team.trained(*imported)
-    turns = {owner: team.judged(owner, session=owner) for owner in ("anna", "ben")}
-    await team.trained(*turns["anna"], *turns["ben"])
-    await team.lines.finish()
-    await team.stop_learning()
-    await team.start()
-    for owner in turns:
-        await team.lines.serve(owner)
-    saved = {owner: Checkpoints.of_run(line_folder(team.folder, owner), 1).latest() for owner in turns}
-    folder = team.folder.parent / "average"
-    shutil.copytree(saved["anna"].folder, folder, ignore=lambda *_: {RECORD})
-    write_new_record(folder, [one.version for one in saved.values()])
-    return folder, [imported, turns["anna"]]
-
-
-@pytest.mark.more
-async def test_what_lines_have_in_common_is_merged_into_the_shared_line_and_can_be_forgotten(team: TeamRun) -> None:
-    team.options["save_interval"] = 1
-    average, learned = await average_of_lines(team)
-    before = team.lines.shared.version
-    version = await merge_into(team.lines.shared, average)
-    assert team.served(SHARED) == learned == team.served("carl"), "everybody without a line is served by it"
-    assert team.sampler.newest_of(SHARED) == version
-    later = team.judged("imported")
-    await team.trained(*later)
-    assert team.served(SHARED) == [*learned, later]
-    await team.kill()
-    await team.start()
-    assert team.served(SHARED) == [*learned, later], "a restart continues from it"
-
-    # What ben taught is in the shared line now, and the ledger knows it.
-    (session,) = {row for (row,) in team.book.rows("SELECT number FROM sessions WHERE owner = 'ben'")}
-    team.book.change(deletion.delete_sessions, [session])
-    assert version in team.book.ledger.read(training.versions_with_deleted_turns, SHARED)
-    assert before not in team.book.ledger.read(training.versions_with_deleted_turns, SHARED)
-    with pytest.raises(NotMerged, match="deleted since"):
-        await merge_into(team.lines.shared, average)
-    await team.lines.retrain()
-    assert team.served(SHARED)[:1] == learned[:1]
-    assert learned[1] not in team.served(SHARED)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("refuses", ["gate", "guard"])
-async def test_an_average_that_the_gate_or_the_guard_refuses_changes_nothing(
-    team: TeamRun, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
-) -> None:
-    team.renderer = ChatRenderer(tiny_model)
-    team.options["guard"] = refuses == "guard"
-    average, learned = await average_of_lines(team)
-    if refuses == "guard":
-        team.bad |= set(learned[1])
-    else:
-        monkeypatch.setattr(team.lines.shared.steps, "gate", LosingGate(team.sampler.newest_of(SHARED)))
-    served, files = team.served(SHARED), sorted((team.folder / "checkpoints").iterdir())
-    with pytest.raises(NotMerged, match=refuses if refuses == "gate" else "worse"):
-        await merge_into(team.lines.shared, average)
-    assert team.served(SHARED) == served == learned[:1]
-    assert sorted((team.folder / "checkpoints").iterdir()) == files
-
-
-class LosingGate:
-    """Passes one version alone."""
-
-    margin = 0.0
-
-    def __init__(self, good: int) -> None:
-        self.good = good
-
-    async def examine(self, version: int) -> float:
-        return float(version == self.good)

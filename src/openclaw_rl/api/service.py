@@ -168,8 +168,11 @@ class Operations:
         """Delete a person's line for good; whether this server learns in one. Raises OperationFailed."""
         return False
 
-    async def merge(self, folder: Path) -> int:
-        """Let the shared line continue from an average of lines; under which version. Raises OperationFailed."""
+    async def merge(self, folder: Path, is_gone: IsGone) -> int:
+        """Let the shared line continue from an average of lines; under which version. Raises OperationFailed.
+
+        Nothing changes for a client that is gone when the average has been examined.
+        """
         raise OperationFailed("This server learns in no lines of policies (--policy-per-user), so it merges none.")
 
     async def relearn(self, line: str = SHARED) -> int:

@@ -165,11 +165,11 @@ class BackgroundLoops(Operations):
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The line could not be deleted: {error}") from error
 
-    async def merge(self, folder: Path) -> int:
+    async def merge(self, folder: Path, is_gone: IsGone) -> int:
         if self.lines is None:
-            return await super().merge(folder)
+            return await super().merge(folder, is_gone)
         try:
-            return await merge_into(self.lines.shared, folder)
+            return await merge_into(self.lines, folder, is_gone)
         except (NotMerged, BadCheckpoint, EngineError, LedgerError, OSError) as error:
             raise OperationFailed(str(error)) from error
 

@@ -102,6 +102,8 @@ def run(options: argparse.Namespace) -> int:
 def write_average(options: argparse.Namespace, config: Config) -> int:
     from openclaw_rl.engines.local.merge import average_adapters, finished_folder
     from openclaw_rl.learn.checkpoints import lines_on_disk, write_new_record
+    from openclaw_rl.ledger.schema import open_ledger
+    from openclaw_rl.ledger.training import last_step_at
 
     if options.checkpoint or options.gguf:
         raise UserError("--lines takes a new folder alone: openclaw-rl merge --lines OUT.")
@@ -112,9 +114,12 @@ def write_average(options: argparse.Namespace, config: Config) -> int:
     saved = {line: one for line, one in newest.items() if one is not None and not one.is_base_model}
     if len(saved) < 2:
         raise UserError(f"An average needs two lines with checkpoints, and {config.run.folder} has {len(saved)}.")
+    versions = [one.version for one in saved.values()]
+    with open_ledger(config.ledger_dir, readonly=True) as db:
+        made = last_step_at(db, versions)
     with finished_folder(options.out) as folder:
         average_adapters([one.folder for one in saved.values()], folder)
-        write_new_record(folder, [one.version for one in saved.values()])
+        write_new_record(folder, versions, made)
     what = f"The average of {len(saved)} lines ({', '.join(saved)}) is in {options.out}."
     console().print(Text(f"{what} What is forgotten later stays there."), soft_wrap=True)
     if server is not None:

@@ -73,6 +73,8 @@ class Checkpoint:
     """Whether it was saved only because its policy was the last good one."""
     merged: tuple[int, ...] = ()
     """The versions of which it is the average, if it was merged."""
+    last_step_at: float = 0.0
+    """When the last step in these was recorded. Another run has other policies under their numbers."""
 
     @property
     def version(self) -> int:
@@ -149,8 +151,12 @@ class Checkpoints:
         *,
         kept: bool = True,
         for_guard: bool = False,
+        prunes: bool = True,
     ) -> Checkpoint:
-        """Let `write` fill a folder, turn it into a checkpoint or recovery state atomically, and remove the oldest."""
+        """Let `write` fill a folder, and turn it into a checkpoint or recovery state atomically.
+
+        With `prunes`, the oldest are removed.
+        """
         name = f"step-{step:06d}-v{version}"
         parent = self.folder if kept else self.recovery
         record = {
@@ -163,12 +169,13 @@ class Checkpoints:
         with unfinished(parent, name) as folder:
             await write(folder)
             # In a thread, because hashing and syncing gigabytes would block requests.
-            return await asyncio.to_thread(self._finish, folder, parent / name, record)
+            return await asyncio.to_thread(self._finish, folder, parent / name, record, prunes)
 
-    def _finish(self, folder: Path, target: Path, record: dict[str, Any]) -> Checkpoint:
+    def _finish(self, folder: Path, target: Path, record: dict[str, Any], prunes: bool) -> Checkpoint:
         write_record(folder, {**record, "files": digests(folder)})
         replace_folder(folder, target)
-        self.prune()
+        if prunes:
+            self.prune()
         return read_record(target)
 
     def renumber(self, checkpoint: Checkpoint, version: int) -> Checkpoint:
@@ -234,7 +241,9 @@ def read_record(folder: Path) -> Checkpoint:
         created = float(record["created"])
         for_guard = record.get("for_guard") is True
         merged = tuple(map(int, record.get("merged", ())))
-        return Checkpoint(folder, step, versions, created, batches, not record["files"], for_guard, merged)
+        last_step_at = float(record.get("last_step_at", 0.0))
+        is_base = not record["files"]
+        return Checkpoint(folder, step, versions, created, batches, is_base, for_guard, merged, last_step_at)
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -254,10 +263,11 @@ def verify(folder: Path) -> None:
             raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name} is not what was written.")
 
 
-def write_new_record(folder: Path, merged: Sequence[int] = ()) -> None:
+def write_new_record(folder: Path, merged: Sequence[int] = (), last_step_at: float = 0.0) -> None:
     """Make a folder with a policy, perhaps merged from these versions, a checkpoint that holds no step of any run."""
-    record = {"step": 0, "version": BASE_VERSION + 1, "created": time.time(), "batches": [], "merged": list(merged)}
-    write_record(folder, {**record, "files": digests(folder)})
+    record = {"step": 0, "version": BASE_VERSION + 1, "created": time.time(), "batches": []}
+    of_merged = {"merged": list(merged), "last_step_at": last_step_at}
+    write_record(folder, {**record, **of_merged, "files": digests(folder)})
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import filecmp
 import logging
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import EngineUnavailable, Learner, PolicyRef, Sampler, StepRefused, policy_in
-from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies, remove_unfinished
+from openclaw_rl.learn.checkpoints import RECORD, Checkpoint, Checkpoints, Policies, remove_unfinished
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import BASE_VERSION, SHARED, Batch
@@ -146,6 +147,11 @@ class Lineage:
         """The step of the policy that serves."""
         return self.step + len(self.lost)
 
+    @property
+    def made(self) -> set[int]:
+        """The versions of the current step and of the lost ones after it."""
+        return {self.version, *(batch.version for batch in self.lost)}
+
     async def begin(self, checkpoint: Checkpoint | None, *, of_this_run: bool = True) -> None:
         """Agree with a checkpoint, or with the base model, before anything is served.
 
@@ -233,6 +239,14 @@ class Lineage:
         self._last = await self.checkpoints.save(*state, kept=kept, for_guard=for_guard)
         if kept:
             self.unsaved = []
+
+    async def save_copy(self, folder: Path, version: int) -> Checkpoint:
+        """Copy a checkpoint as one of this line, whose policy has this version. None is removed for it."""
+
+        async def copy(target: Path) -> None:
+            await asyncio.to_thread(shutil.copytree, folder, target, ignore=lambda *_: {RECORD}, dirs_exist_ok=True)
+
+        return await self.checkpoints.save(self.step + 1, version, (), copy, prunes=False)
 
     async def save_if_due(self, interval: int, recovery: Budget) -> None:
         """Write a checkpoint, due every `interval` steps, or else a recovery state if there is time for it."""

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from openclaw_rl.aio import wait_at_most
+from openclaw_rl.aio import Stoppable, wait_at_most
 from openclaw_rl.engines.base import EngineError, Learner, Sampler, StepRefused
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
@@ -13,7 +13,7 @@ from openclaw_rl.learn.guard import Guard, PlainAnswers
 from openclaw_rl.learn.lineage import Budget, Lineage, LineOptions
 from openclaw_rl.learn.reporting import Records, Reporter
 from openclaw_rl.learn.rollback import find_traces, newest_until, newest_without, remove
-from openclaw_rl.learn.step import LearnSettings, NotPromoted, Phase, Phases, StepRunner
+from openclaw_rl.learn.step import LearnSettings, Phase, Phases, StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import first_good, trainable
 from openclaw_rl.ledger.practices import to_train
@@ -70,9 +70,11 @@ class LearnLoop:
         """Whether a step on practised answers may begin now."""
         self.examines_later = False
         """Whether a practice is under way, which lets the guard examine at its end."""
+        self.rests = 0
+        """How many averages are being examined, during which no step is made and the guard examines nothing else."""
         self.trouble = ""
         """Why no step can be made at the moment; empty if one can."""
-        self._lock = lock or asyncio.Lock()
+        self.lock = lock or asyncio.Lock()
         """Held in every phase but UNPREPARED, WAITING and SUSPENDED."""
         self._stopping = self._has_left = False
         self._pause = settings.first_pause
@@ -80,7 +82,7 @@ class LearnLoop:
         self._accepts_small_batches = False
         self._changed: asyncio.Event | None = None
         self._recovery = Budget(settings.recovery_share)
-        self._examination: asyncio.Task[tuple[PlainAnswers, str]] | None = None
+        self._examination = Stoppable[tuple[PlainAnswers, str]]()
         if guard is not None and guard.state.good is not None:
             checkpoints.good = guard.state.good.version
 
@@ -100,7 +102,7 @@ class LearnLoop:
     def is_waiting(self) -> bool:
         """Whether no step is being made and none is due from feedback. A line of several may be out of the learner."""
         is_parked = self.phase is Phase.UNPREPARED and self.line.takes is not None
-        return (self.phase is Phase.WAITING or is_parked) and not self._lock.locked() and not self._due()
+        return (self.phase is Phase.WAITING or is_parked) and not self.lock.locked() and not self._due()
 
     def is_due(self, turns: int, practised: int) -> bool:
         """Whether an examination or a step is due, if so many turns and practised answers wait."""
@@ -119,7 +121,7 @@ class LearnLoop:
     async def prepare(self) -> bool:
         """Let learner and ledger hold the last step that counts, unless the line was left; whether they do. Raises
         EngineError, LedgerError and OSError."""
-        async with self._lock:
+        async with self.lock:
             if self._has_left:
                 return False
             if self.phase is Phase.UNPREPARED:
@@ -146,17 +148,17 @@ class LearnLoop:
     async def leave(self) -> None:
         """Take back the step that is being made, and make no other: the line is being deleted."""
         self._stopping = self._has_left = True
-        self._stop_examination()
+        self._examination.stop()
         self.steps.abandon()
         if self.phase is Phase.TRAINING:
             self.stop_step()
-        async with self._lock:
+        async with self.lock:
             if self.phase is not Phase.UNPREPARED:
                 self.phases.enter(Phase.UNPREPARED)
 
     async def park(self) -> None:
         """Save what the next start would not continue from, because the learner is about to forget this line."""
-        async with self._lock:
+        async with self.lock:
             if self.phase is Phase.UNPREPARED:
                 return
             if not self.line.is_saved:
@@ -227,7 +229,7 @@ class LearnLoop:
     async def finish(self) -> None:
         """Let the running step end, start no other, and save what no checkpoint holds yet."""
         self._stopping = True
-        self._stop_examination()
+        self._examination.stop()
         self.stop_practice()
         if await self.save():
             log.info("Saved the policy of step %d. The next start continues from it.", self.step)
@@ -236,7 +238,7 @@ class LearnLoop:
         """Write a checkpoint of the steps that none holds yet, once the running step has ended; whether it did."""
         if self.phase is Phase.UNPREPARED and not self.line.unsaved:
             return False  # a learner that is only starting has made no step, and starting takes seconds
-        async with self._lock:
+        async with self.lock:
             if not self.line.unsaved or self.phase is Phase.UNPREPARED:
                 return False
             self.phases.enter(Phase.SAVING)
@@ -250,7 +252,7 @@ class LearnLoop:
         None is the base model. It serves once the running step has ended. With `retrain`, the turns of later steps are
         trained on again.
         """
-        self._stop_examination()
+        self._examination.stop()
         self.steps.abandon()
         self.stop_practice()
         try:
@@ -261,10 +263,10 @@ class LearnLoop:
             raise
         # Another step or examination may have begun meanwhile.
         self.steps.abandon()
-        self._stop_examination()
+        self._examination.stop()
         try:
-            async with self._lock:
-                version = await self._go_back(checkpoint, served, retrain=retrain)
+            async with self.lock:
+                version = await self.go_back(checkpoint, served, retrain=retrain)
         except BaseException:
             self.line.take_back()
             raise
@@ -272,9 +274,13 @@ class LearnLoop:
         log.info("Rolled back: policy %d serves now, which is %s.", version, source)
         return version
 
-    async def _go_back(self, checkpoint: Checkpoint | None, served: int, *, retrain: bool) -> int:
-        """Continue from an earlier policy that serves already, or from the base model; the version that serves."""
+    async def go_back(self, checkpoint: Checkpoint | None, served: int, *, retrain: bool) -> int:
+        """Continue from an earlier policy that serves already, or from the base model; the version that serves.
+
+        The caller holds the lock.
+        """
         self.phases.enter(Phase.ROLLING_BACK)
+        self._examination.stop()
         self.steps.gate_score = None
         after = Phase.UNPREPARED
         try:
@@ -298,32 +304,31 @@ class LearnLoop:
 
         It waits for the running step, whose policy must get the next number.
         """
-        self._stop_examination()
+        self._examination.stop()
         self.stop_practice()
-        async with self._lock:
+        async with self.lock:
             return await self.line.hold(checkpoint)
 
-    async def find_fault(self, version: int) -> str:
-        """Why gate or guard would not let a policy serve that is on hold; empty if they would."""
-        async with self._lock:
-            try:
-                await self.steps.examine(version)
-            except NotPromoted as error:
-                return str(error)
-            return (await self.guard.examine(version))[1] if self.guard else ""
+    async def find_fault(self, version: int) -> str | None:
+        """Why gate or guard would not let a policy serve that is on hold; empty if they would, None if stopped.
+
+        Other lines learn meanwhile. This one has to rest.
+        """
+        examined = None if self._stopping else await self._examination.run(self.steps.compare(version))
+        return None if examined is None else examined[1]
 
     async def examine(self) -> bool:
         """Let the guard examine the policy that serves, whenever it did so last; whether that one serves on.
 
         One that is worse is replaced by the last good one. Without a guard, and where nothing can be asked, it serves.
         """
-        async with self._lock:
+        async with self.lock:
             return self.guard is None or self.phase is not Phase.WAITING or await self._examine(self.guard)
 
     async def take_back(self, since: int, why: str) -> bool:
         """Let the policy of version `since` serve again, if it is the last good one, and set the turns of the steps
         after it aside; whether it does."""
-        async with self._lock:
+        async with self.lock:
             guard = self.guard
             if guard is None or guard.last_good != since or self.phase is not Phase.WAITING:
                 return False
@@ -336,29 +341,22 @@ class LearnLoop:
         guard.left_line(self.ledger.read(policy_line, self.version))
         if not guard.is_worse(self.version):
             self.phases.enter(Phase.EXAMINING)
-            self._examination = asyncio.create_task(guard.examine(self.version))
             try:
-                await asyncio.wait([self._examination])
-            finally:
-                self._examination.cancel()
-                self.phases.enter(Phase.WAITING)
-            if self._examination.cancelled():
-                return True
-            try:
-                policy, why = self._examination.result()
+                examined = await self._examination.run(guard.examine(self.version))
             except EngineError as error:
                 log.warning("The guard could not examine policy %d, and tries again: %s", self.version, error)
                 return True
+            finally:
+                self.phases.enter(Phase.WAITING)
+            if examined is None:
+                return True
+            policy, why = examined
             if not why:
                 await self._keep_good(guard, policy)
                 return True
             guard.refuse(policy, why)
         await self._leave_worse(guard)
         return False
-
-    def _stop_examination(self) -> None:
-        if self._examination is not None:
-            self._examination.cancel()
 
     async def _keep_good(self, guard: Guard, policy: PlainAnswers) -> None:
         """Remember the policy as the last good one, with a checkpoint of it."""
@@ -383,7 +381,7 @@ class LearnLoop:
         turns = await self.ledger.write(blame, later, why, self.line.name)
         try:
             served = await self.line.begin_to_go_back(checkpoint) if checkpoint else BASE_VERSION
-            version = await self._go_back(checkpoint, served, retrain=False)
+            version = await self.go_back(checkpoint, served, retrain=False)
         except BaseException:
             self.line.take_back()
             raise
@@ -407,18 +405,22 @@ class LearnLoop:
 
         Returns the version that serves. The other turns of later steps are trained on again.
         """
-        versions = self.ledger.read(versions_with_deleted_turns, self.line.takes)
-        if {self.version, *(batch.version for batch in self.line.lost)} & versions:
-            line = self.ledger.read(policy_line, self.version)
-            clean = await asyncio.to_thread(newest_without, versions, self.line.checkpoints.all(), line)
-            await self.roll_back(clean, retrain=True)
-        async with self._lock:
+        self._examination.stop()
+        while True:
             versions = self.ledger.read(versions_with_deleted_turns, self.line.takes)
-            for version in versions:
-                self.line.sampler.retract(version)
-            traces = find_traces(versions, self.line.checkpoints, self.line.policies)
-            await asyncio.to_thread(remove, traces, self.line.checkpoints, self.line.policies)
-        return self.line.sampler.newest_version
+            if self.line.made & versions:
+                line = self.ledger.read(policy_line, self.version)
+                clean = await asyncio.to_thread(newest_without, versions, self.line.checkpoints.all(), line)
+                await self.roll_back(clean, retrain=True)
+            async with self.lock:
+                versions = self.ledger.read(versions_with_deleted_turns, self.line.takes)
+                # An average may have been adopted while this waited.
+                if not self.line.made & versions:
+                    for version in versions:
+                        self.line.sampler.retract(version)
+                    traces = find_traces(versions, self.line.checkpoints, self.line.policies)
+                    await asyncio.to_thread(remove, traces, self.line.checkpoints, self.line.policies)
+                    return self.line.sampler.newest_version
 
     async def _learn(self) -> None:
         """Make steps until the phase is no longer WAITING."""
@@ -432,7 +434,7 @@ class LearnLoop:
     async def take_turn(self) -> bool:
         """Examine or make a step, if that is due; whether it was. The phase must be WAITING."""
         if self.is_examination_due():
-            async with self._lock:
+            async with self.lock:
                 if self.phase is Phase.WAITING and self.guard is not None:
                     await self._examine(self.guard)
             return True
@@ -440,7 +442,7 @@ class LearnLoop:
         practised = [] if count else self._practice_due()
         if not count and not practised:
             return False
-        async with self._lock:
+        async with self.lock:
             if self.phase is Phase.WAITING:
                 await self._train(count, practised)
         return True
@@ -455,7 +457,7 @@ class LearnLoop:
 
     def is_examination_due(self) -> bool:
         """Whether the guard should examine now. Lost steps are made again first."""
-        if self.guard is None or self.line.lost or self._stopping or self.examines_later:
+        if self.guard is None or self.line.lost or self._stopping or self.rests or self.examines_later:
             return False
         return self.guard.is_due(self.version)
 
@@ -466,7 +468,7 @@ class LearnLoop:
         takes = self.line.takes
         waiting = self.ledger.read(trainable, takes) if waiting is None else waiting
         waiting += len(self.ledger.read(to_train, takes)) if lost else 0
-        if self.step >= settings.max_steps or not waiting or self._stopping:
+        if self.step >= settings.max_steps or not waiting or self._stopping or self.rests:
             self._small_batch_since = None
             return 0
         if lost:
@@ -482,7 +484,7 @@ class LearnLoop:
 
     def _practice_due(self) -> list[int]:
         """The practised answers to train on now. Steps from feedback and people who use the sampler go first."""
-        if self.step >= self.settings.max_steps or self._stopping or not self.may_practise():
+        if self.step >= self.settings.max_steps or self._stopping or self.rests or not self.may_practise():
             return []
         return self.ledger.read(to_train, self.line.takes)
 

@@ -18,7 +18,7 @@ from openclaw_rl.engines.base import (
     StepStopped,
 )
 from openclaw_rl.learn.gate import Gate
-from openclaw_rl.learn.guard import Guard
+from openclaw_rl.learn.guard import Guard, PlainAnswers
 from openclaw_rl.learn.lineage import MAX_SHARE, Lineage
 from openclaw_rl.learn.reporting import Records, Reporter, StepReport, make_report
 from openclaw_rl.learn.samples import drop_without_signal, load_with_signal, to_sequences
@@ -332,6 +332,14 @@ class StepRunner:
         if score < self.gate_score - gate.margin:
             raise NotPromoted(f"the gate: {score:.2f} of the prompts passed, {self.gate_score:.2f} before it")
         return score
+
+    async def compare(self, version: int) -> tuple[PlainAnswers, str]:
+        """Why gate or guard would not let a candidate serve, empty if they would; and how it answers."""
+        try:
+            await self.examine(version)
+        except NotPromoted as error:
+            return PlainAnswers(version), str(error)
+        return await self.guard.examine(version) if self.guard else (PlainAnswers(version), "")
 
     async def _take_back(self) -> None:
         """Let the learner undo a step that does not count."""

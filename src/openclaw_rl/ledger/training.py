@@ -425,6 +425,14 @@ def lines_of(db: sqlite3.Connection, versions: Iterable[int]) -> set[str]:
     return {row["line"] for row in db.execute(query, (json.dumps(list(versions)),))}
 
 
+def last_step_at(db: sqlite3.Connection, versions: Iterable[int]) -> float:
+    """When the last step in these policies was recorded; 0 if there is none."""
+    made_from = {one for version in versions for one in policy_line(db, version)}
+    query = "SELECT coalesce(max(created), 0) FROM updates WHERE version IN (SELECT value FROM json_each(?))"
+    (created,) = db.execute(query, (json.dumps(list(made_from)),)).fetchone()
+    return float(created)
+
+
 def latest_version(db: sqlite3.Connection) -> int:
     """The highest policy version in the ledger: a number is never used for two policies."""
     (version,) = db.execute(

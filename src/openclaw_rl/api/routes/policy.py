@@ -117,7 +117,7 @@ async def merge(request: Request) -> dict[str, int]:
     async with server.bodies.read(request) as content:
         body = parse(MergeRequest, content)
     try:
-        return {"policy_version": await server.operations.merge(Path(body.folder))}
+        return {"policy_version": await server.operations.merge(Path(body.folder), request.is_disconnected)}
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_merge", param="folder") from error
 
