@@ -236,15 +236,15 @@ class LearnLoop:
 
     async def save(self) -> bool:
         """Write a checkpoint of the steps that none holds yet, once the running step has ended; whether it did."""
-        if self.phase is Phase.UNPREPARED and not self.line.unsaved:
-            return False  # a learner that is only starting has made no step, and starting takes seconds
-        async with self.lock:
-            if not self.line.unsaved or self.phase is Phase.UNPREPARED:
-                return False
-            self.phases.enter(Phase.SAVING)
-            with self.phases.resting():
-                await self.line.save()
-            return True
+        # A learner that is only starting holds the lock for seconds, and has made no step.
+        if self.phase is not Phase.UNPREPARED or self.line.unsaved:
+            async with self.lock:
+                if self.line.unsaved and self.phase is not Phase.UNPREPARED:
+                    self.phases.enter(Phase.SAVING)
+                    with self.phases.resting():
+                        await self.line.save()
+                    return True
+        return False
 
     async def roll_back(self, checkpoint: Checkpoint | None, *, retrain: bool = False) -> int:
         """Serve an earlier policy at once and continue learning from it; the version under which it serves now.
