@@ -226,9 +226,7 @@ class ApiClient:
                 return response
 
     @contextlib.asynccontextmanager
-    async def stream(
-        self, method: str, path: str, body: Any = None, *, repeatable: bool = False
-    ) -> AsyncIterator[HttpResponse]:
+    async def stream(self, method: str, path: str, body: Any, repeatable: bool = False) -> AsyncIterator[HttpResponse]:
         """A successful answer, whose body is read as it arrives. For `repeatable`, see `HttpClient.stream`.
 
         Leaving it before its end closes its connection, by which the server knows that nobody waits.

@@ -236,8 +236,7 @@ class LearnLoop:
 
     async def save(self) -> bool:
         """Write a checkpoint of the steps that none holds yet, once the running step has ended; whether it did."""
-        # A learner that is only starting holds the lock for seconds, and has made no step.
-        if self.phase is not Phase.UNPREPARED or self.line.unsaved:
+        if self.line.unsaved:  # else a learner that is only starting would be waited for
             async with self.lock:
                 if self.line.unsaved and self.phase is not Phase.UNPREPARED:
                     self.phases.enter(Phase.SAVING)
