@@ -1,11 +1,10 @@
 """Measures models of other families and weights of 4 and 8 bits, with random weights at real shapes, on one GPU.
 
-    python benchmarks/families.py                         all parts but the last, within four minutes
-    python benchmarks/families.py --most 120 qwen3-8b     this part, within two minutes
+    python benchmarks/families.py [--most SECONDS] [PART …]     all parts but the last, within four minutes
 
-A row is printed when it is measured. A row that fails says why, and the others go on. Each part has a process of its
-own; when the time is over, it is ended. Sampling is 512-token prompts and 64 tokens each, with an adapter. A training
-step has 4,096 tokens in four sequences. Memory is PyTorch's peak, with weights. Plain PEFT needs `peft`.
+A row is printed when it is measured; one that fails says why. Each part has a process of its own, which is ended when the
+time is over. Sampling is 512-token prompts and 64 tokens each, with an adapter. A training step has 4,096 tokens in four
+sequences. Memory is PyTorch's peak, with weights. Plain PEFT needs `peft`.
 """
 
 import argparse
