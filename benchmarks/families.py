@@ -3,7 +3,7 @@
     python benchmarks/families.py [--most SECONDS] [PART …]     all parts but the last, within four minutes
 
 A row is printed when it is measured. Each part has its own process, which ends with the time. Sampling is 512-token
-prompts and 64 tokens each, with an adapter. A training step has 4,096 tokens in four sequences. Plain PEFT needs `peft`.
+prompts and 64 tokens each, with an adapter. A step has 4,096 tokens in four sequences. Plain PEFT needs `peft`.
 """
 
 import argparse
