@@ -1,11 +1,9 @@
-"""Arithmetic of docs/results/scale.md: step times on many GPUs, and what users ask of samplers, judge and learner.
-
-python benchmarks/scale.py
+"""Arithmetic of docs/results/scale.md (`python benchmarks/scale.py`): steps on many GPUs, and what users ask for.
 
 All of it is computed from numbers that were measured on one H200 for the shape of Qwen3-4B. Nothing here is measured.
 """
 
-from common import table
+from common import machine, table
 
 #: Parameters of the model, and of a LoRA adapter of rank 32 on all linear layers.
 PARAMETERS, ADAPTER, LAYERS = 4.02e9, 66.1e6, 36
@@ -83,6 +81,7 @@ def user_row(users: int, batch: int) -> list[object]:
 
 
 def main() -> None:
+    print(machine())
     head = ["GPUs", "step s", "efficiency", "weak", "GiB without activations"]
     for title, full, sharded in (
         ("adapter of rank 32, weights on every GPU", False, False),

@@ -236,7 +236,7 @@ class LearnLoop:
 
     async def save(self) -> bool:
         """Write a checkpoint of the steps that none holds yet, once the running step has ended; whether it did."""
-        if self.line.unsaved:  # else a learner that is only starting would be waited for
+        if self.phase is not Phase.UNPREPARED or self.line.unsaved:  # a learner that starts holds the lock for seconds
             async with self.lock:
                 if self.line.unsaved and self.phase is not Phase.UNPREPARED:
                     self.phases.enter(Phase.SAVING)
