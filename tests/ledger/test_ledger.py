@@ -211,7 +211,7 @@ def test_messages_that_requests_begin_with_are_stored_once(book: Book) -> None:
     assert book.scalar("SELECT count(*) FROM messages") == 7
 
 
-@pytest.mark.parametrize("count", [1, sessions.LIKELY_NEW - 1, sessions.LIKELY_NEW, 3 * sessions.LIKELY_NEW])
+@pytest.mark.parametrize("count", [1, *(few + more for few in sessions.FEW_AND_MANY for more in (-1, 0)), 48])
 def test_however_many_messages_a_turn_adds_to_its_base_each_is_stored_once(book: Book, count: int) -> None:
     first = [{"role": "user", "content": f"question {number}"} for number in range(20)]
     added = [{"role": "tool", "content": f"result {number}"} for number in range(count)]

@@ -143,6 +143,47 @@ class TestIds:
         assert second == ids(ChatRenderer(tiny_model), [*chat, user("three")])
         assert ids(renderer, chat) == first
 
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 6), st.lists(st.sampled_from([*CONTROL, "<|im_", "end|>", "fox ", "x"]), max_size=9)
+            ),
+            min_size=2,
+            max_size=6,
+        ),
+        st.sampled_from([1, 5, 256]),
+    )
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_a_chat_that_begins_as_an_earlier_one_has_the_same_ids_as_on_its_own(
+        self, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[int, list[str]]], end: int
+    ) -> None:
+        """Also where many chats have the same characters before the place where the new part begins."""
+        monkeypatch.setattr(tokenizer_module, "END_CHARACTERS", end)
+        monkeypatch.setattr(tokenizer_module, "SEARCHED_CHARACTERS", 4 * end)
+        words: list[str] = []
+        for cut, more in steps:
+            words = [*words[: len(words) - cut], *more]
+            text = "".join(words)
+            alone = renderer.tokenizer.encode_chat(text)
+            prompt = renderer.prompt(text, len(alone))
+            assert prompt.ids == alone
+            known = prompt.earlier.ids[: prompt.earlier.known_ids]
+            assert alone[: len(known)] == known
+            for whole in (prompt.earlier.ids, [*known]):
+                assert prompt.begins_with(whole, [7]) == (alone[: len(whole) + 1] == [*whole, 7])
+                assert prompt.begins_with(whole) == (alone[: len(whole)] == whole)
+            if alone:
+                with pytest.raises(TooLong):
+                    renderer.prompt(text, len(alone) - 1)
+
+    def test_only_the_new_part_of_a_chat_is_looked_at(self, tiny_model: Path) -> None:
+        renderer = ChatRenderer(tiny_model)
+        chat = [user("one"), {"role": "assistant", "content": "two"}]
+        first = renderer.prompt(renderer.text(chat))
+        second = renderer.prompt(renderer.text([*chat, {"role": "assistant", "content": "two"}, user("three")]))
+        assert second.earlier.ids is first.ids
+        assert second.earlier.known_ids > len(first.ids) // 2
+
     def test_a_tokenizer_without_control_tokens(self, folder_with: ChangeFolder) -> None:
         folder = folder_with()
         path = folder / "tokenizer.json"

@@ -287,7 +287,7 @@ def record(
         messages.insert(0, {"role": "tools", "tools": asked.tools})
     given = plain(renderer, asked).ids if prompt is None else prompt
     stored = json.loads(json.dumps(messages))
-    return RecordedTurn([*given, *response], lambda: [response], lambda: stored)
+    return RecordedTurn(list(given), list(response), lambda: [response], lambda: stored)
 
 
 def answer_to(renderer: ChatRenderer, turn: RecordedTurn, now: TemplateInput) -> tuple[list[int], Continuation, str]:

@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.rendering.memo import ENTRY_BYTES, Memo, TokenCache, key_of, remembered, shared
+from openclaw_rl.rendering.known import key_of, remembered
+from openclaw_rl.rendering.memo import ENTRY_BYTES, Memo, TokenCache, shared
 
 texts = st.text("abc狐", min_size=1, max_size=6)
 values = st.recursive(
@@ -71,7 +72,7 @@ def is_broken(value: Any) -> bool:
 def test_a_result_is_made_once_for_equal_data() -> None:
     made: list[Any] = []
 
-    @remembered(100_000)
+    @remembered
     def size(value: dict[str, Any]) -> int:
         made.append(value)
         return len(value)

@@ -15,7 +15,8 @@ from openclaw_rl.api.capture.classify import NamedSession, episode_of, named_ses
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, JsonSchemaFormat, NamedTool, TextRequest, check_supported
 from openclaw_rl.engines.base import Sampler
-from openclaw_rl.rendering.chat import ChatError, RenderedPrompt, Renderer, TemplateInput
+from openclaw_rl.rendering.chat import ChatError, Message, RenderedPrompt, Renderer, TemplateInput
+from openclaw_rl.rendering.known import Known, KnownMessages, KnownTools
 from openclaw_rl.rendering.tokenizer import TooLong
 from openclaw_rl.rendering.tool_formats import CallFormat
 from openclaw_rl.types import SHARED, Constraint, EpisodeMode, JsonForm, Thinking
@@ -171,6 +172,8 @@ MAX_INLINE_BYTES = 16_384
 MAX_BYTES_PER_TOKEN = 512
 #: A prompt with more tokens than this many contexts is refused before it has been tokenised to the end.
 MAX_CONTEXTS = 2
+#: How much memory the messages and the tools of earlier requests may take, with what was derived of them.
+MAX_KNOWN_MESSAGES_BYTES, MAX_KNOWN_TOOLS_BYTES = 64_000_000, 16_000_000
 #: From a body to a chat request. Raises ApiError.
 Parse = Callable[[bytes], ChatRequest]
 
@@ -287,6 +290,8 @@ class RequestReader:
         self.renderer = renderer
         self.sampler = sampler
         self.rules = rules
+        self._messages = KnownMessages(MAX_KNOWN_MESSAGES_BYTES)
+        self._tools = Known(KnownTools, MAX_KNOWN_TOOLS_BYTES)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
 
@@ -311,12 +316,13 @@ class RequestReader:
             raise far_too_long(limit)
         check_values([body])
         request = raw.parse(body)
-        messages = request.message_dicts()
+        messages: Sequence[Message] = self._messages(request.message_dicts())
         check_supported(request, messages, passed_on=self.rules is None)
         calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         if calls:
             check_values([body, *(utf8(call["arguments"]) for call in calls)])
-        chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
+        tools = self._tools(request.offered_tools) if request.offered_tools else []
+        chat = TemplateInput(messages, tools, request.chat_template_kwargs)
         try:
             if isinstance(request, TextRequest):
                 prompt = self.renderer.text_prompt(request.prompt, MAX_CONTEXTS * limit)

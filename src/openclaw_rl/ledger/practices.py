@@ -274,7 +274,7 @@ def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAns
         version=answer.version,
         messages=[{"role": "user", "content": answer.prompt.text}],
         message={"role": "assistant", "content": answer.text},
-        prompt_ids=answer.prompt_ids,
+        prompt_ids=list(answer.prompt_ids),
         response_ids=answer.response_ids,
         logprobs=answer.logprobs,
         sampling=SamplingParams(max_tokens=len(answer.response_ids)),

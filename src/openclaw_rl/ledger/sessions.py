@@ -7,12 +7,12 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from openclaw_rl.ledger.errors import DamagedTurn, LedgerError, UnknownTurn
 from openclaw_rl.ledger.packing import damage, known, pack_json, unpack_message
-from openclaw_rl.rendering.memo import remembered
+from openclaw_rl.rendering.known import Beginnings, remembered
 from openclaw_rl.types import SessionKey, State, TurnKind
 
 #: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.
@@ -37,12 +37,12 @@ QUARANTINED = "quarantined: "
 #: Begins the reason of a step that made the policy worse, and of its turns.
 SET_ASIDE = "the guard: "
 ALREADY_USED = (State.BATCHED, State.APPLIED)
-#: How many messages of a request that continues a turn are looked for: an agent's step adds fewer.
-LIKELY_NEW = 16
+#: How many messages of a request that continues a turn are looked for: a chat adds two, an agent's step some more.
+FEW_AND_MANY = (4, 16)
 #: How many messages one query looks for.
 MAX_LOOKED_FOR = 500
-#: How much memory messages may take as they are stored: a conversation comes again with each of its requests.
-MAX_PACKED_BYTES = 64_000_000
+#: How much memory the digests of messages may take.
+MAX_PATHS_BYTES = 16_000_000
 
 
 class IllegalTransition(LedgerError):
@@ -131,17 +131,17 @@ def store_messages(
 
     A turn with a `base` has probably only few messages that are not stored: the others are not looked for.
     """
-    packed = [packed_message(message) for message in messages]
-    paths = list(accumulate((digest for _body, digest in packed), path_digest, initial=b""))[1:]
+    paths = paths_of("", messages)
     if not paths:
         raise ValueError("a request without messages")
     first, stored = 0, dict[bytes, sqlite3.Row]()
-    for first in (max(0, len(paths) - LIKELY_NEW), 0) if base is not None else (0,):
+    for first in (*(max(0, len(paths) - last) for last in FEW_AND_MANY), 0) if base is not None else (0,):
         stored = stored_messages(db, session, paths[first:])
         if paths[first] in stored:
             break
     parent: int | None = None
-    for (body, _digest), path in zip(packed[first:], paths[first:], strict=True):
+    for message, path in zip(messages[first:], paths[first:], strict=True):
+        body, _digest = packed_message(message)
         row = stored.get(path)
         if row is None:
             row = db.execute(
@@ -167,7 +167,7 @@ def stored_messages(db: sqlite3.Connection, session: int, paths: Sequence[bytes]
     return {row["digest"]: row for row in rows}
 
 
-@remembered(MAX_PACKED_BYTES)
+@remembered
 def packed_message(message: Mapping[str, Any]) -> tuple[str, bytes]:
     """A message as it is stored, and a digest of that."""
     body = pack_json(message)
@@ -177,6 +177,16 @@ def packed_message(message: Mapping[str, Any]) -> tuple[str, bytes]:
 def path_digest(before: bytes, digest: bytes) -> bytes:
     """The digest of a message and all before it."""
     return blake2b(digest, key=before, digest_size=16).digest()
+
+
+def longer_paths(paths: tuple[bytes, ...], messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
+    digests = (packed_message(message)[1] for message in messages)
+    new = accumulate(digests, path_digest, initial=paths[-1] if paths else b"")
+    return *paths, *islice(new, 1, None)
+
+
+#: The digests of the messages of a request, each with all before it.
+paths_of = Beginnings[tuple[bytes, ...]](MAX_PATHS_BYTES, lambda _: (), longer_paths)
 
 
 def load_messages(db: sqlite3.Connection, turn: int, last: int) -> list[dict[str, Any]]:

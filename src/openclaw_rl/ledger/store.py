@@ -198,8 +198,17 @@ class Writer:
             pending.done.set_exception(CaptureSuspended(reason))
 
 
-class Sequences(Memo[int, tuple[Sequence[int], Sequence[int]]]):
-    """The tokens of turns, each in two parts: prompt and response."""
+def is_fault_of_database(problem: Exception) -> bool:
+    """Whether it was the database that failed, and not the change that was made."""
+    return isinstance(problem, sqlite3.Error) and not isinstance(problem, FAULTS_OF_A_CHANGE)
+
+
+#: A turn's tokens: prompt and response.
+Tokens = tuple[list[int], list[int]]
+
+
+class Sequences(Memo[int, Tokens]):
+    """The tokens of turns."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes, lambda _, parts: ID_BYTES * sum(map(len, parts)))
@@ -314,14 +323,20 @@ class Ledger:
         for number, turn in zip(numbers, answered, strict=True):
             self._sequences.put(number, (turn.prompt_ids, shared(turn.response_ids)))
 
-    def sequence(self, turn: int) -> list[int]:
-        """A turn's tokens: prompt and response. Raises UnknownTurn, DamagedTurn and CaptureSuspended."""
+    def tokens(self, turn: int) -> Tokens:
+        """A turn's tokens, for nobody to change. Raises UnknownTurn, DamagedTurn and CaptureSuspended."""
         parts = self._sequences.get(turn)
         if parts is None:
-            ids, _prompt_length = self.read(packing.sequence, turn)
-            parts = shared(ids), ()
+            ids, prompt_length = self.read(packing.sequence, turn)
+            ids = shared(ids)
+            parts = ids[:prompt_length], ids[prompt_length:]
             self._sequences.put(turn, parts)
-        return [*parts[0], *parts[1]]
+        return parts
+
+    def sequence(self, turn: int) -> list[int]:
+        """The same in one list."""
+        prompt, response = self.tokens(turn)
+        return prompt + response
 
     def _reader(self) -> sqlite3.Connection:
         """This thread's own connection: threads that share one can get each other's rows (CPython issue 118172)."""

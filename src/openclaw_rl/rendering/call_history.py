@@ -13,6 +13,8 @@ from hashlib import blake2b
 from itertools import product
 from typing import Any
 
+from openclaw_rl.rendering.known import KnownMessage, last_remembered
+
 Message = dict[str, Any]
 #: A template's text for a conversation; None if the template refuses it.
 Render = Callable[[Sequence[Message]], str | None]
@@ -50,9 +52,13 @@ class HistoryForm:
             linked = list(with_embedded_results(linked))
         return [self._message(message) for message in linked]
 
+    @last_remembered
     def _message(self, message: Message) -> Message:
-        expected = dict(message)
-        if self.nine_character_ids and "tool_call_id" in message:
+        shortens = self.nine_character_ids and "tool_call_id" in message
+        if not shortens and not message.get("tool_calls"):
+            return message
+        expected = KnownMessage(message)
+        if shortens:
             expected["tool_call_id"] = nine_characters(message["tool_call_id"])
         if calls := message.get("tool_calls"):
             expected["tool_calls"] = [self._call(call) for call in calls]
@@ -90,21 +96,28 @@ def with_links(chat: Sequence[Message]) -> Iterator[Message]:
     number = 0
     for message in chat:
         if calls := message.get("tool_calls"):
-            named = []
-            for call in calls:
-                number += 1
-                named.append({**call, "id": call.get("id") or f"call{number:05d}"})
-            waiting = [(call["id"], call["function"]["name"]) for call in named]
-            message = {**message, "tool_calls": named}
+            if not all(call.get("id") for call in calls):
+                calls = [
+                    {**call, "id": call.get("id") or f"call{place:05d}"} for place, call in enumerate(calls, number + 1)
+                ]
+                message = {**message, "tool_calls": calls}
+            number += len(calls)
+            waiting = [(call["id"], call["function"]["name"]) for call in calls]
         elif message["role"] == "tool":
             given = message.get("tool_call_id")
             at = next((place for place, (id, _) in enumerate(waiting) if id == given), 0)
             if waiting and (not given or waiting[at][0] == given):
-                id, name = waiting.pop(at)
-                message = {**message, "tool_call_id": id, "name": message.get("name") or name}
+                message = linked(waiting.pop(at), message)
             elif not given:
                 message = {**message, "tool_call_id": "call00000"}
         yield message
+
+
+@last_remembered
+def linked(call: tuple[str, str], message: Message) -> Message:
+    """A result with the id and the name of its call."""
+    id, name = call
+    return KnownMessage({**message, "tool_call_id": id, "name": message.get("name") or name})
 
 
 def results_after(chat: Sequence[Message], start: int) -> list[Message]:

@@ -14,15 +14,16 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.call_history import QUESTION, RESULTS, HistoryForm, decoded, find_form, probe
-from openclaw_rl.rendering.memo import remembered, shared
+from openclaw_rl.rendering.known import KnownMessage, remembered
+from openclaw_rl.rendering.memo import shared
 from openclaw_rl.rendering.response import reasoning_of
-from openclaw_rl.rendering.tokenizer import ChatTokenizer, Detokenizer, TooLong
+from openclaw_rl.rendering.tokenizer import NO_CHAT, ChatTokenizer, Detokenizer, EncodedChat, TooLong
 from openclaw_rl.rendering.tool_formats import WRITTEN, CallFormat, choose_format, written_in
 
 log = logging.getLogger(__name__)
@@ -40,12 +41,13 @@ CHATML = (
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-#: How much memory messages, and tools, may take in the form that templates take: a next request has them again.
-MAX_GUARDED_BYTES = 32_000_000
 #: Marks where a template writes the system message. A Unicode noncharacter, which no template contains.
 SYSTEM_MARK = "\ufdd0"
 #: A tool, to see whether a template shows it.
 PROBE_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "a_probe", "description": "", "parameters": {}}}
+#: Where a loop of a template stands.
+LOOP_FIELDS = frozenset({"first", "last", "index", "index0", "length"})
+DICT_ATTRIBUTES = frozenset(dir(dict))
 #: Variables that the renderer sets, and arguments of Transformers that a client could expect to work.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "continue_final_message"})
 #: The fields in which clients send a message's reasoning. Templates read the first two.
@@ -82,6 +84,18 @@ class RenderedPrompt:
     """Whether the prompt ends with a `<think>` block, so that the response has no reasoning."""
     chat: TemplateInput | None = None
     """The chat itself, for a model that is given messages; there are no ids then."""
+    earlier: EncodedChat = NO_CHAT
+    """An earlier chat, with whose `known_ids` first ids it begins."""
+
+    def begins_with(self, *parts: Sequence[int]) -> bool:
+        """Whether it begins with these ids. Those of the earlier chat are not compared again."""
+        start = 0
+        for part in parts:
+            same = self.earlier.known_ids if part is self.earlier.ids and not start else 0
+            if self.ids[start + same : start + len(part)] != part[same:]:
+                return False
+            start += len(part)
+        return True
 
     @property
     def length(self) -> int:
@@ -112,8 +126,8 @@ class ChatRenderer:
                 folder,
             )
         self.reasoning = reasoning_of(self.template.text)
-        self._guarded = remembered(MAX_GUARDED_BYTES)(self._guard_message)
-        self._guarded_tools = remembered(MAX_GUARDED_BYTES)(self._guard_tools)
+        self._guarded = remembered(self._guard_message)
+        self._guarded_tools = remembered(self._guard_tools)
         self._learn_about_tools()
 
     def _learn_about_tools(self) -> None:
@@ -146,7 +160,7 @@ class ChatRenderer:
         """The chat as the template writes it; with `answer`, up to where the assistant's answer begins."""
         formed = self.history_form.apply([template_message(message) for message in messages])
         chat = [self._guarded(message) for message in formed]
-        given = self._guarded_tools(list(tools)) if tools else []
+        given = self._guarded_tools(tools) if tools else []
         if isinstance(given, str):
             write = with_instructions if self._instructs else tools_in_system
             chat, given = write(chat, given), []
@@ -160,9 +174,9 @@ class ChatRenderer:
             return guarded
         return spell_out_message(guarded, self._written, results=not self._writes_results)
 
-    def _guard_tools(self, tools: list[Any]) -> list[Any] | str:
+    def _guard_tools(self, tools: Sequence[Any]) -> list[Any] | str:
         """The same for tools; the text that shows them if the template does not."""
-        guarded: list[Any] = map_text(tools, self.tokenizer.guard)
+        guarded: list[Any] = map_text(list(tools), self.tokenizer.guard)
         if self._instructs:
             return tool_instructions(guarded, self._written)
         return functions_text(guarded) if self._in_system else guarded
@@ -195,8 +209,8 @@ class ChatRenderer:
     def prompt(self, text: str, at_most: int | None = None) -> RenderedPrompt:
         """Tokenise a text that `text` returned. Raises TooLong if it has more than `at_most` tokens."""
         end = text[-64:]
-        ids = self.tokenizer.encode_chat(text, at_most)
-        return RenderedPrompt(ids, self.reasoning.opened_by(end), self.reasoning.ended_by(end))
+        ids, earlier = self.tokenizer.encode_next(text, at_most)
+        return RenderedPrompt(ids, self.reasoning.opened_by(end), self.reasoning.ended_by(end), earlier=earlier)
 
     def text_prompt(self, given: str | list[int], at_most: int) -> RenderedPrompt:
         """The prompt of a text that is continued as it is; control tokens in it are control tokens.
@@ -265,7 +279,14 @@ def estimated_tokens(chat: TemplateInput) -> int:
 
 def template_message(message: Message) -> Message:
     """A message as templates expect it: content as text, and known roles."""
-    expected = {**message, "content": content_text(message.get("content"))}
+    if message["role"] != "developer" and isinstance(message.get("content"), str):
+        return message
+    return converted(message)
+
+
+@remembered
+def converted(message: Message) -> Message:
+    expected = KnownMessage({**message, "content": content_text(message.get("content"))})
     if message["role"] == "developer":
         expected["role"] = "system"
     return expected
@@ -282,6 +303,12 @@ def images_in(content: Any) -> list[str]:
     """The URLs of the images in a message's content."""
     parts = content if isinstance(content, list) else ()
     return [part["image_url"]["url"] for part in parts if part.get("type") == IMAGE_PART]
+
+
+@remembered
+def tools_message(tools: Sequence[Any]) -> Message:
+    """Tools as the first message of a conversation, in a record."""
+    return KnownMessage({"role": "tools", "tools": tools})
 
 
 def functions_text(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -333,6 +360,17 @@ def map_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox. What it need not examine: the place in a loop, and fields of JSON data."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is LoopContext and attribute in LOOP_FIELDS:
+            return getattr(obj, attribute)
+        if type(obj) is dict and attribute not in DICT_ATTRIBUTES and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 class ChatTemplate:
     """One compiled template: Jinja in a sandbox, set up as Transformers sets it up for chat templates.
 
@@ -345,9 +383,7 @@ class ChatTemplate:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-        )
+        environment = TemplateSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
         environment.filters["tojson"] = to_json
         environment.globals |= {
             "raise_exception": raise_exception,

@@ -5,10 +5,12 @@ message without one is a person's. All of them take time proportional to the tex
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.rendering.memo import Memo
 
 #: Begins a message that OpenClaw adds to the end of one request and does not keep in its history.
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -104,6 +106,9 @@ CLOSING_TAGS = tuple(f"</{name}>" for name in (REMINDER, *CONTEXTS))
 INSTRUCTIONS_HEADING = "# AGENTS.md instructions"
 #: How many blocks are looked for on each side.
 MAX_BLOCKS = 32
+#: How much memory the words of messages may take: each request asks several times for those of its last messages.
+MAX_WORDS_BYTES = 4_000_000
+_WORDS = Memo[str, str](MAX_WORDS_BYTES, lambda text, words: sys.getsizeof(text) + sys.getsizeof(words))
 #: How opencode names itself in the header User-Agent.
 OPENCODE = "opencode/"
 #: A message of `opencode run`, which puts a backslash before the quotes in it.
@@ -112,6 +117,14 @@ QUOTED = re.compile(r'"((?:[^"]|(?<=\\)")*)"|“([^“”]*)”')
 
 def user_words(text: str) -> str:
     """The words of a user message that a person wrote; empty if the client wrote all of it."""
+    words = _WORDS.get(text)
+    if words is None:
+        words = find_words(text)
+        _WORDS.put(text, words)
+    return words
+
+
+def find_words(text: str) -> str:
     if text.startswith(TRANSIENT):
         return ""
     begin, end = words_between(text)

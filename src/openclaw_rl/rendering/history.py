@@ -22,13 +22,13 @@ from openclaw_rl.rendering.chat import (
     images_in,
 )
 from openclaw_rl.rendering.clients import is_passing, message_words
-from openclaw_rl.rendering.memo import remembered
+from openclaw_rl.rendering.known import Beginnings, remembered
 from openclaw_rl.types import Continuation
 
 #: Marks where a response ends. A Unicode noncharacter, which no message has reason to contain.
 END_MARK = "\ufdd1"
-#: How much memory may be taken by what messages say: a conversation comes again with each of its requests.
-MAX_SAID_BYTES = 32_000_000
+#: How much memory the keys of requests may take.
+MAX_KEYS_BYTES = 16_000_000
 _REASONING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
@@ -38,22 +38,25 @@ class ConversationKeys:
 
     request: bytes
     """Of all messages."""
-    ends: list[tuple[int, bytes]]
+    ends: tuple[tuple[int, bytes], ...] = ()
     """Of the messages up to each assistant message: (number of messages covered, digest), the longest first."""
+    messages: int = 0
 
 
-def keys(owner: str, messages: Sequence[Message]) -> ConversationKeys:
-    """The keys of a request of `owner`. Messages that a client sends once and does not keep do not count."""
-    key = blake2b(owner.encode(), digest_size=16).digest()
+def keys_of_none(owner: str) -> ConversationKeys:
+    return ConversationKeys(blake2b(owner.encode(), digest_size=16).digest())
+
+
+def longer_keys(before: ConversationKeys, messages: Sequence[Mapping[str, Any]]) -> ConversationKeys:
+    """The keys with more messages. One that a client sends once and does not keep has no effect."""
+    key = before.request
     ends = []
-    for number, message in enumerate(messages, start=1):
-        said = said_in(message)
-        if not said:
-            continue
-        key = blake2b(said, key=key, digest_size=16).digest()
+    for number, message in enumerate(messages, before.messages + 1):
+        if said_in(message):
+            key = extend(key, message)
         if message["role"] == "assistant":
             ends.append((number, key))
-    return ConversationKeys(key, ends[::-1])
+    return ConversationKeys(key, (*reversed(ends), *before.ends), before.messages + len(messages))
 
 
 def extend(key: bytes, message: Mapping[str, Any]) -> bytes:
@@ -61,7 +64,11 @@ def extend(key: bytes, message: Mapping[str, Any]) -> bytes:
     return blake2b(said_in(message), key=key, digest_size=16).digest()
 
 
-@remembered(MAX_SAID_BYTES)
+#: The keys of an owner's request.
+keys = Beginnings(MAX_KEYS_BYTES, keys_of_none, longer_keys)
+
+
+@remembered
 def said_in(message: Mapping[str, Any]) -> bytes:
     """A digest of what a message says; empty if it does not count."""
     words = message_words(message)
@@ -100,12 +107,21 @@ def _number(text: str) -> float | int:
 class RecordedTurn:
     """The turn that a conversation continues."""
 
-    ids: list[int]
-    """The tokens of prompt and response."""
+    prompt: list[int]
+    response: list[int]
     responses: Callable[[], Sequence[list[int]]]
     """Fetches its response and those of the turns before it, the latest first. Called only if they are needed."""
     request: Callable[[], Sequence[Message]]
     """Fetches the messages of its request (tools first, as role `tools`). Called only if they are needed."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of prompt and response."""
+        return self.prompt + self.response
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
 
 
 def continue_turn(
@@ -115,7 +131,7 @@ def continue_turn(
 
     `rendered` is the conversation as the client sent it.
     """
-    if rendered.ids[: len(turn.ids)] == turn.ids:
+    if rendered.begins_with(turn.prompt, turn.response):
         return rendered, Continuation.EXTENDS
     responses = turn.responses()
     complete = has_whole_response(renderer, chat.messages[covered - 1], responses[0])

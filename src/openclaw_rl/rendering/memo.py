@@ -1,12 +1,9 @@
-"""Remembers what was derived from texts, messages and turns: a conversation comes again with each of its requests."""
+"""Remembers what was derived from texts and turns."""
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import wraps
-from typing import Any, Generic, TypeVar
-
-from pydantic_core import to_json
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
 
 #: What an entry takes besides its key and its value.
 ENTRY_BYTES = 200
@@ -18,7 +15,6 @@ _SHARED_IDS: dict[int, int] = {}
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-Json = TypeVar("Json", bound=Mapping[str, Any] | Sequence[Any])
 
 
 class Memo(Generic[Key, Value]):
@@ -76,37 +72,3 @@ class TokenCache(Memo[Key, list[int]]):
 def shared(ids: Sequence[int]) -> list[int]:
     """The same ids as objects that all caches use."""
     return [_SHARED_IDS.setdefault(id, id) if id < MAX_SHARED_ID else id for id in ids]
-
-
-def key_of(value: Mapping[str, Any] | Sequence[Any]) -> Hashable:
-    """A key that only equal JSON data have; None for data that have none, because they contain half a character."""
-    if len(value) == 2 and isinstance(value, dict):
-        role, content = value.get("role"), value.get("content")
-        if isinstance(content, str) and isinstance(role, str):
-            return role, content
-    try:
-        return to_json(value)
-    except ValueError:
-        return None
-
-
-def remembered(max_bytes: int) -> Callable[[Callable[[Json], Value]], Callable[[Json], Value]]:
-    """Let a function of JSON data, whose results take about as much memory as the data, remember its results."""
-
-    def of(make: Callable[[Json], Value]) -> Callable[[Json], Value]:
-        memo = Memo[Hashable, Value](max_bytes, lambda key, _: 2 * sys.getsizeof(key[1] if type(key) is tuple else key))
-
-        @wraps(make)
-        def known_or_made(value: Json) -> Value:
-            key = key_of(value)
-            if key is None:
-                return make(value)
-            made = memo.get(key)
-            if made is None:
-                made = make(value)
-                memo.put(key, made)
-            return made
-
-        return known_or_made
-
-    return of

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +21,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
 
 from openclaw_rl.models import BadModelFolder, read_json_object
-from openclaw_rl.rendering.memo import TokenCache, shared
+from openclaw_rl.rendering.memo import ID_BYTES, Memo, TokenCache, shared
 
 # Every decoder returns this for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
@@ -169,6 +170,10 @@ MATCHES_NOTHING = r"(?!)"
 MAX_CACHED_BYTES = 64_000_000
 #: The longest text that is tokenised or searched at once while it is not known whether it fits into the context.
 PIECE_CHARACTERS = 65_536
+#: How many characters are searched at once for the place where the new part of a chat begins.
+SEARCHED_CHARACTERS = 4096
+#: An earlier chat is looked for by so many characters before that place.
+END_CHARACTERS = 256
 
 # The calling thread tokenises. Otherwise the library would start a thread for each core, and one request could use all.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -176,6 +181,28 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 class TooLong(ValueError):
     """The text has more tokens than are allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChat:
+    """A rendered chat and its ids."""
+
+    text: str
+    ids: list[int]
+    known: int = 0
+    """Where its last control token ends: a chat that begins with the text up to there begins with the same ids."""
+    control: str = ""
+    """That token."""
+    known_ids: int = 0
+    """How many ids these are."""
+
+    @property
+    def end(self) -> tuple[int, str]:
+        """What it is found by. Chats that have it in common need not be equal."""
+        return self.known, self.text[max(0, self.known - END_CHARACTERS) : self.known]
+
+
+NO_CHAT = EncodedChat("", [])
 
 
 class ChatTokenizer:
@@ -206,7 +233,12 @@ class ChatTokenizer:
         self._longest_control = max(map(len, self._control), default=0)
         self._control_starts = {name[0] for name in self._control}
         self._add_no_space_before_segments()
+        # Whether no control token can begin inside another one: then they are found from any place in a text.
+        self._are_apart = not any(start in name[1:] for name in self._control for start in self._control_starts)
         self._segments = TokenCache[str](MAX_CACHED_BYTES)
+        self._chats = Memo[tuple[int, str], EncodedChat](
+            MAX_CACHED_BYTES, lambda _, chat: sys.getsizeof(chat.text) + ID_BYTES * len(chat.ids)
+        )
 
     def _add_no_space_before_segments(self) -> None:
         """Some tokenizers add a space at the beginning of a text; a segment of a chat is not the beginning."""
@@ -252,21 +284,47 @@ class ChatTokenizer:
 
     def encode_chat(self, text: str, at_most: int | None = None) -> list[int]:
         """The ids of a rendered chat. Raises TooLong as soon as it is certain that there are more than `at_most`."""
+        return self._encode(text, NO_CHAT, at_most).ids
+
+    def encode_next(self, text: str, at_most: int | None = None) -> tuple[list[int], EncodedChat]:
+        """The same for a chat that may begin as an earlier one, of which only the rest is encoded; and that chat.
+
+        The ids begin with the `known_ids` first ids of the earlier chat.
+        """
+        earlier = self._earlier(text)
+        encoded = self._encode(text, earlier, at_most)
+        self._chats.put(encoded.end, encoded)
+        return encoded.ids, earlier
+
+    def _encode(self, text: str, earlier: EncodedChat, at_most: int | None) -> EncodedChat:
         limit = sys.maxsize if at_most is None else at_most
-        ids: list[int] = []
-        start = 0
-        after = ""
-        for control in self._controls(text):
+        ids = earlier.ids[: earlier.known_ids]
+        start, after = earlier.known, earlier.control
+        known_ids = earlier.known_ids
+        for control in self._controls(text, start):
             begin, end = control.span()
             name = control[0]
             ids += self._segment(text[start:begin], after, name, limit - len(ids))
             ids.append(self._control[name])
-            start = end
-            after = name
+            start, after, known_ids = end, name, len(ids)
         ids += self._segment(text[start:], after, "", limit - len(ids))
         if len(ids) > limit:
             raise TooLong
-        return ids
+        return EncodedChat(text, ids, start, after, known_ids)
+
+    def _earlier(self, text: str) -> EncodedChat:
+        """An earlier chat of which all up to its last control token begins this one; NO_CHAT if none is known."""
+        stop = len(text)
+        while self._are_apart and stop > max(0, len(text) - PIECE_CHARACTERS):
+            start = max(0, stop - SEARCHED_CHARACTERS)
+            found = self._control_pattern.finditer(text, start, min(len(text), stop + self._longest_control))
+            for control in reversed([control for control in found if control.start() < stop]):
+                end = control.end()
+                earlier = self._chats.get((end, text[max(0, end - END_CHARACTERS) : end]))
+                if earlier is not None and text.startswith(earlier.text[:end]):
+                    return earlier
+            stop = start
+        return NO_CHAT
 
     def _segment(self, text: str, after: str, before: str, limit: int) -> list[int]:
         """The ids of the text between two control tokens, some of which remove the spaces next to them.
@@ -295,9 +353,8 @@ class ChatTokenizer:
         pieces = (text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS))
         return any(count > tokens for count in accumulate(len(self._tokenize(piece)) for piece in pieces))
 
-    def _controls(self, text: str) -> Iterator[re.Match[str]]:
+    def _controls(self, text: str, start: int = 0) -> Iterator[re.Match[str]]:
         """The control tokens in a text. One search looks at a bounded part of it, so that other threads can go on."""
-        start = 0
         while start < len(text):
             end = start + PIECE_CHARACTERS
             for control in self._control_pattern.finditer(text, start, end + self._longest_control):

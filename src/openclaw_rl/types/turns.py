@@ -55,7 +55,7 @@ class Turn:
     """As received. If there were tools, they are the first message (role `tools`)."""
     message: Mapping[str, Any]
     """The assistant message that the client received."""
-    prompt_ids: Sequence[int]
+    prompt_ids: list[int]
     response_ids: Sequence[int]
     logprobs: Sequence[float]
     """Of the raw distribution: temperature 1, no truncation. Empty for imported turns."""

@@ -19,7 +19,7 @@ from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import Ancestor
 from openclaw_rl.rendering import history
-from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, Renderer
+from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, Renderer, tools_message
 from openclaw_rl.rendering.response import AssistantMessage, ResponseParser
 from openclaw_rl.types import (
     Continuation,
@@ -142,7 +142,7 @@ class OpenTurn:
     def _messages(self) -> list[Message]:
         """The messages as they are recorded: tools are the first of them."""
         messages, tools, _options = self.incoming.chat
-        return [{"role": "tools", "tools": tools}, *messages] if tools else list(messages)
+        return [tools_message(tools), *messages] if tools else list(messages)
 
     async def record(self, turns: Iterable[Turn]) -> None:
         """Store the answered turns.
@@ -214,24 +214,24 @@ class PromptMaker:
         if not isinstance(self.renderer, ChatRenderer):
             turn.prompt, turn.continuation = (noted or incoming).prompt, Continuation.EXTENDS
             return
-        recorded = self.ledger.sequence(ancestor.number)
+        recorded = self._recorded(ancestor, *self.ledger.tokens(ancestor.number))
         without_notes = recorded
         if notes.began is not None:
-            without_notes = self.ledger.read(packing.sequence_without_notes, ancestor.number)
-        turn.prompt, turn.continuation = self._continue(
-            incoming, ancestor.depth, self._recorded(ancestor, without_notes)
-        )
+            plain = self.ledger.read(packing.sequence_without_notes, ancestor.number)
+            without_notes = self._recorded(ancestor, plain, [])
+        turn.prompt, turn.continuation = self._continue(incoming, ancestor.depth, without_notes)
         if noted is not None:
             turn.ids_without_notes = turn.prompt.ids
             turn.prompt = noted.prompt
             turn.continuation = Continuation.FORKED
             # If the ancestor was answered without notes, there are no recorded tokens that have them.
-            if without_notes != recorded and self.notes is not None:
-                earlier = self._recorded(ancestor, recorded, partial(self.notes.messages, notes=notes))
+            if self.notes is not None and without_notes is not recorded and without_notes.ids != recorded.ids:
+                change = partial(self.notes.messages, notes=notes)
+                earlier = self._recorded(ancestor, recorded.prompt, recorded.response, change)
                 added = len(noted.chat.messages) - len(incoming.chat.messages)
                 turn.prompt, turn.continuation = self._continue(noted, ancestor.depth + added, earlier)
         begins_so = turn.continuation is not Continuation.FORKED and (noted is not None or without_notes is recorded)
-        turn.shared_tokens = len(recorded) if begins_so else common_prefix(turn.prompt.ids, recorded)
+        turn.shared_tokens = recorded.length if begins_so else common_prefix(turn.prompt.ids, recorded.ids)
 
     def unrecorded(self, incoming: IncomingRequest) -> RenderedPrompt:
         """The prompt of a request that is not recorded: with the owner's notes of today."""
@@ -264,7 +264,11 @@ class PromptMaker:
         return prompt, continuation
 
     def _recorded(
-        self, ancestor: Ancestor, ids: list[int], change: Callable[[Sequence[Message]], list[Message]] = list
+        self,
+        ancestor: Ancestor,
+        prompt: list[int],
+        response: list[int],
+        change: Callable[[Sequence[Message]], list[Message]] = list,
     ) -> history.RecordedTurn:
         """A recorded turn with these tokens; `change` is made to the messages of its request."""
 
@@ -274,7 +278,8 @@ class PromptMaker:
             return [*tools, *change(messages[len(tools) :])]
 
         return history.RecordedTurn(
-            ids=ids,
+            prompt=prompt,
+            response=response,
             responses=lambda: self.ledger.read(packing.responses, ancestor.number),
             request=request,
         )
