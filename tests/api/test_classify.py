@@ -13,7 +13,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.turns import Ancestor, find_ancestor, last_waiting, load_turn, turn_numbers
+from openclaw_rl.ledger.turns import Ancestor, MainTurn, find_ancestor, last_waiting, load_turn, turn_numbers
 from openclaw_rl.rendering.clients import CONTEXT_MARK, TRANSIENT, client_purpose, is_passing, user_words
 from openclaw_rl.types import SessionKey, State, TurnKind
 from support.harness import Bench, running
@@ -451,7 +451,7 @@ def test_owners_with_the_same_session_name_stay_apart(tmp_path: Path) -> None:
         assert list(turn_numbers(book.db, key)) == [number]
         assert book.ledger.read(last_waiting, key) == number
         ancestor = book.ledger.read(find_ancestor, owner, [(2, b"same")], name, set())
-        assert ancestor == Ancestor(number, key, 2)
+        assert ancestor == Ancestor(number, key, 2, MainTurn(number, False))
     book.close()
 
 

@@ -402,8 +402,10 @@ def found(book: Book, *ends: bytes, session: str | None = None, claimed: set[int
 def test_the_turn_that_covers_most_of_a_request_is_found(book: Book) -> None:
     short = book.capture(a_turn("s", end_key=b"one"))
     long = book.capture(a_turn("s", end_key=b"two"))
-    assert found(book, b"three", b"two", b"one") == turns.Ancestor(long, SessionKey("me", "s"), 4)
-    assert found(book, b"x", b"one") == turns.Ancestor(short, SessionKey("me", "s"), 2)
+    assert found(book, b"three", b"two", b"one") == turns.Ancestor(
+        long, SessionKey("me", "s"), 4, turns.MainTurn(long, False)
+    )
+    assert found(book, b"x", b"one") == turns.Ancestor(short, SessionKey("me", "s"), 2, turns.MainTurn(short, False))
     assert found(book, b"x") is None
     assert found(book) is None
 

@@ -35,7 +35,7 @@ def damage(turn: int) -> Iterator[None]:
 
 def pack_json(value: Any) -> str:
     """Compact JSON. A lone surrogate, which UTF-8 cannot encode, is escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_listed)
+    text = _ENCODER.encode(value)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -96,6 +96,9 @@ def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_listed)
 
 
 def whole_text(text: str) -> str:

@@ -59,7 +59,8 @@ class Pending:
 class Writer:
     """The one thread that writes to the ledger: many small changes, few commits.
 
-    - Changes are made in the order they were submitted, each whole or not at all.
+    - Changes are made in the order they were submitted, each whole or not at all. A change does nothing but change the
+      database, because it may be made twice.
     - Those that wait when a commit begins are committed together, so they share the cost of making it durable. One that
       nobody waits for is committed a moment later, if no other comes.
     - SQLite's log is copied into the database by another thread, so that no change waits for it. The writer copies what
@@ -137,7 +138,7 @@ class Writer:
             return
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            answers = [self._apply(pending) for pending in group]
+            answers = self._apply_all(group)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             if self._connection.in_transaction:
@@ -170,14 +171,28 @@ class Writer:
         with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(self._file)) as connection:
             connection.execute(COPY_LOG)
 
+    def _apply_all(self, group: list[Pending]) -> list[Callable[[], None]]:
+        """Make the changes of a group; those that fail are undone. The returned functions report the results.
+
+        If one fails, which is rare, all are made once more, each so that it can be undone alone.
+        """
+        try:
+            return [partial(pending.done.set_result, pending.change(self._connection)) for pending in group]
+        except Exception as problem:
+            if is_fault_of_database(problem):
+                raise
+        self._connection.execute("ROLLBACK")
+        self._connection.execute("BEGIN IMMEDIATE")
+        return [self._apply(pending) for pending in group]
+
     def _apply(self, pending: Pending) -> Callable[[], None]:
-        """Make one change of the group; if it fails, it alone is undone. The returned function reports the result."""
+        """Make one change of the group; if it fails, it alone is undone."""
         self._connection.execute("SAVEPOINT change")
         try:
             result = pending.change(self._connection)
         except Exception as problem:
             # Any error of one change must stop neither the others nor the thread.
-            if isinstance(problem, sqlite3.Error) and not isinstance(problem, FAULTS_OF_A_CHANGE):
+            if is_fault_of_database(problem):
                 raise
             self._connection.execute("ROLLBACK TO change")
             self._connection.execute("RELEASE change")

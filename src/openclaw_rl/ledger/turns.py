@@ -55,6 +55,35 @@ from openclaw_rl.types import (
 
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
 SESSION = "JOIN sessions s ON s.number = t.session"
+TURN_COLUMNS = (
+    *("session", "completion", "choice", "kind", "kind_reason", "state", "reason", "created", "version"),
+    *("continuation", "parent", "request", "answer", "base", "keep", "added", "prompt_length", "response"),
+    *("logprobs", "top", "forced", "notes_from", "sampling", "finish_reason", "request_key", "end_key", "details"),
+)
+INSERT_TURN = (
+    f"INSERT INTO turns ({', '.join(TURN_COLUMNS)}) VALUES ({', '.join('?' * len(TURN_COLUMNS))}) RETURNING number"
+)
+#: A turn that waits, or was given up for lack of a next state, can be judged once it has one, unless it is part of an
+#: episode: that is what the reward is for.
+BECOMES_READY = (
+    f"state IN ('{State.AWAITING}', '{State.DROPPED}')"
+    " AND NOT EXISTS (SELECT 1 FROM episodes e WHERE e.session = turns.session)"
+)
+SET_NEXT_STATE = (
+    "UPDATE turns SET next_state = ?2, next_at = ?3,"
+    f" state = CASE WHEN {BECOMES_READY} THEN '{State.READY}' ELSE state END,"
+    f" reason = CASE WHEN {BECOMES_READY} THEN '' ELSE reason END,"
+    f" ready_at = CASE WHEN {BECOMES_READY} THEN ?3 ELSE ready_at END"
+    f" WHERE number = ?1 AND next_state IS NULL AND kind = '{TurnKind.MAIN}'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MainTurn:
+    """A turn that can have a next state."""
+
+    number: int
+    has_next_state: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +94,8 @@ class Ancestor:
     session: SessionKey
     depth: int
     """How many of the request's messages it covers, its own response included."""
-
-
-@dataclass(frozen=True, slots=True)
-class MainTurn:
-    """A turn that can have a next state."""
-
-    number: int
-    has_next_state: bool
+    main: MainTurn | None
+    """The turn itself; None if it is a side turn."""
 
 
 def capture(
@@ -131,41 +154,38 @@ def record_turn(
     """Store a turn whose prompt begins with the first `keep` tokens of turn `base`; the turn's number."""
     now = time.time()
     session = open_session(db, turn.session, source, now)
-    values = {
-        "session": session,
-        "completion": turn.completion,
-        "choice": turn.choice,
-        "kind": turn.kind,
-        "kind_reason": turn.kind_reason,
-        "state": state,
-        "reason": reason,
-        "created": now if turn.created is None else turn.created,
-        "version": turn.version,
-        "continuation": turn.continuation,
-        "parent": turn.parent,
-        "request": store_messages(db, session, turn.messages, base),
-        "answer": pack_json(turn.message),
-        "base": base,
-        "keep": keep,
-        "added": pack_ids(turn.prompt_ids[keep:]),
-        "prompt_length": len(turn.prompt_ids),
-        "response": pack_ids(turn.response_ids),
-        "logprobs": pack_floats(turn.logprobs),
-        "top": pack_top(turn.top),
-        "forced": pack_flags(turn.forced),
-        "notes_from": turn.notes_from,
-        "sampling": packed_sampling(turn.sampling),
-        "finish_reason": turn.finish_reason,
-        "request_key": turn.request_key,
-        "end_key": turn.end_key,
-        "details": pack_json(turn.details) if turn.details else None,
-    }
-    names, marks = ", ".join(values), ", ".join("?" * len(values))
-    row = db.execute(
-        f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", tuple(values.values())
-    ).fetchone()
-    notes.record(db, int(row[0]), turn)
-    return int(row[0])
+    values = (
+        session,
+        turn.completion,
+        turn.choice,
+        turn.kind,
+        turn.kind_reason,
+        state,
+        reason,
+        now if turn.created is None else turn.created,
+        turn.version,
+        turn.continuation,
+        turn.parent,
+        store_messages(db, session, turn.messages, base),
+        pack_json(turn.message),
+        base,
+        keep,
+        pack_ids(turn.prompt_ids[keep:]),
+        len(turn.prompt_ids),
+        pack_ids(turn.response_ids),
+        pack_floats(turn.logprobs),
+        pack_top(turn.top),
+        pack_flags(turn.forced),
+        turn.notes_from,
+        packed_sampling(turn.sampling),
+        turn.finish_reason,
+        turn.request_key,
+        turn.end_key,
+        pack_json(turn.details) if turn.details else None,
+    )
+    (number,) = db.execute(INSERT_TURN, values).fetchone()
+    notes.record(db, number, turn)
+    return int(number)
 
 
 def packed_sampling(params: SamplingParams) -> str:
@@ -174,25 +194,10 @@ def packed_sampling(params: SamplingParams) -> str:
 
 
 def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
-    """Record the messages that followed a turn. The first ones count; a later branch of the session changes nothing.
-
-    The turn can then be judged, unless it is part of an episode: that is what the reward is for.
-    """
-    row = db.execute(
-        "SELECT state, next_state, kind, (SELECT 1 FROM episodes e WHERE e.session = t.session) AS episode "
-        "FROM turns t WHERE number = ?",
-        (turn,),
-    ).fetchone()
-    if row is None:
+    """Record the messages that followed a turn. The first ones count; a later branch of the session changes nothing."""
+    changed = db.execute(SET_NEXT_STATE, (turn, pack_json(messages), time.time())).rowcount
+    if not changed and db.execute("SELECT 1 FROM turns WHERE number = ?", (turn,)).fetchone() is None:
         raise UnknownTurn(f"there is no turn {turn}")
-    if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
-        return
-    # What `move` does too, in the same statement: this comes with every turn of a conversation.
-    is_ready = row["state"] in (State.AWAITING, State.DROPPED) and not row["episode"]
-    now = time.time()
-    moved, to = (", state = ?, reason = '', ready_at = ?", (State.READY, now)) if is_ready else ("", ())
-    values = (pack_json(messages), now, *to, turn)
-    db.execute(f"UPDATE turns SET next_state = ?, next_at = ?{moved} WHERE number = ?", values)
 
 
 def set_logprobs(
@@ -265,16 +270,16 @@ def find_ancestor(
     """
     for depth, key in ends:
         rows = db.execute(
-            "SELECT t.number, s.id, t.kind = ? AND t.reason != ? AS likely, t.next_state IS NULL AS fresh "
+            "SELECT t.number, s.id, t.kind = ? AS is_main, t.reason != ? AS likely, t.next_state IS NULL AS fresh "
             f"FROM turns t {SESSION} WHERE t.end_key = ? AND s.owner = ? AND coalesce(?, s.id) = s.id "
-            "ORDER BY likely DESC, fresh DESC, t.number DESC",
+            "ORDER BY is_main AND likely DESC, fresh DESC, t.number DESC",
             (TurnKind.MAIN, SUPERSEDED, key, owner, session),
         ).fetchall()
         if rows:
-            best = next(
-                (row for row in rows if row["likely"] and row["fresh"] and row["number"] not in claimed), rows[0]
-            )
-            return Ancestor(best["number"], SessionKey(owner, best["id"]), depth)
+            free = (row for row in rows if row["is_main"] and row["likely"] and row["fresh"])
+            best = next((row for row in free if row["number"] not in claimed), rows[0])
+            main = MainTurn(best["number"], not best["fresh"]) if best["is_main"] else None
+            return Ancestor(best["number"], SessionKey(owner, best["id"]), depth, main)
     return None
 
 

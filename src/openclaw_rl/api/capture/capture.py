@@ -180,7 +180,7 @@ def find_reaction(turn: OpenTurn) -> Reaction | None:
     ancestor = turn.ancestor
     if ancestor is not None:
         # A side turn in between gets no next state, even if the client keeps it in its history.
-        main = ledger.read(main_turn, ancestor.number)
+        main = ancestor.main or ledger.read(main_turn, ancestor.number)
         if main is None:
             return None
         if not main.has_next_state:
