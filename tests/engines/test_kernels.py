@@ -30,6 +30,7 @@ from openclaw_rl.engines.local.model.adapter_kernels import (  # noqa: E402
     most_tiles,
     shrink,
 )
+from openclaw_rl.engines.local.model.attention import AttentionForm, attend_last  # noqa: E402
 from openclaw_rl.engines.local.model.codes import NF4, encode  # noqa: E402
 from openclaw_rl.engines.local.model.kernels import place_heads  # noqa: E402
 from openclaw_rl.engines.local.model.linear import Linear  # noqa: E402
@@ -223,6 +224,32 @@ def test_paged_decode_head_sizes(dim: int, dtype: torch.dtype, device: str) -> N
 )
 def test_paged_decode_lengths(lengths: list[int], device: str) -> None:
     check_paged_decode(lengths, (8, 2), 64, device, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        AttentionForm(window=1),
+        AttentionForm(window=20),
+        AttentionForm(softcap=2.0),
+        AttentionForm(window=20, softcap=2.0, sinks=torch.linspace(-3, 3, 4)),
+        AttentionForm(sinks=torch.linspace(-3, 3, 4)),
+    ],
+)
+@pytest.mark.parametrize("lengths", [[30, 17, 0], [200, 33, 0]], ids=["whole", "split among programs"])
+def test_paged_decode_in_the_forms_of_families(form: AttentionForm, lengths: list[int], device: str) -> None:
+    if form.sinks is not None:
+        form = form._replace(sinks=form.sinks.to(device))
+    k_pages, v_pages, table = paged_cache(lengths, 2, 16, device, torch.float32)
+    q = 3 * random(len(lengths), 4, 16, device=device)
+    out = torch.full_like(q, torch.nan)
+    counted = torch.tensor(lengths, dtype=torch.int32, device=device)
+    paged_attention.paged_decode(q, k_pages, v_pages, table, counted, 0.5, out, form)
+    for row, length in enumerate(lengths):
+        owned = table[row, : -(-length // PAGE_SIZE)].long()
+        k, v = (pages[owned].flatten(0, 1)[:length] for pages in (k_pages, v_pages))
+        wanted = attend_last(q[row : row + 1], k, v, form._replace(scale=0.5)) if length else torch.zeros(64)
+        assert_close(out[row].flatten().cpu(), wanted.flatten().cpu(), rtol=1e-5, atol=1e-5)
 
 
 def test_paged_decode_survives_large_scores(device: str) -> None:

@@ -322,7 +322,7 @@ def load_language_model(
     if compare:
         tokens = min(COMPARED_TOKENS, decoder.shape.max_context)
         positions = torch.arange(tokens, device=device)
-        check_agreement(decoder, lambda ids: decoder.forward(ids, positions, attend_alone), tokens)
+        check_agreement(decoder, lambda ids: decoder.logits(decoder.forward(ids, positions, attend_alone)), tokens)
     return decoder
 
 
@@ -332,14 +332,14 @@ def attend_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionFor
 
 
 def check_agreement(decoder: TransformersDecoder, compute: Callable[[Tensor], Tensor], tokens: int) -> None:
-    """Compare the hidden states that `compute` returns for a short text with what Transformers computes by itself.
+    """Compare the logits that `compute` returns for a short text with what Transformers computes by itself.
 
     Raises UnsupportedModel with the numbers if the log-probs differ.
     """
     # Some tokens from all over the vocabulary: what they mean does not matter.
     ids = torch.arange(1, tokens + 1, device=decoder.embed.device) * 7919 % decoder.shape.vocab
     with torch.inference_mode():
-        rows = (decoder.logits(compute(ids)), decoder.eager_logits(ids))
+        rows = (compute(ids), decoder.eager_logits(ids))
         ours, theirs = (row[:-1].log_softmax(-1).gather(1, ids[1:, None]) for row in rows)
     gap = (ours - theirs).abs()
     limit = MAX_GAP if decoder.activation_dtype.itemsize >= torch.float32.itemsize else MAX_NARROW_GAP

@@ -148,7 +148,7 @@ class Worker:
         self.ways: list[Way] = []
         """How its weights may be packed, the best way first."""
         self.runner = self._runner(decoder, pages, options)
-        pool = PagePool(pages, consecutive=isinstance(self.runner, TorchRunner))
+        pool = PagePool(pages, consecutive=self.runner.wants_consecutive_pages)
         tokens = (table[device.type] for table in (PREFILL_TOKENS, PREFILL_SHARE, BACKGROUND_TOKENS))
         self.scheduler = Scheduler(pool, max_sequences, *tokens, apart=not decoder.mixes_sequences)
         self.run_ahead = not isinstance(self.runner, TorchRunner) if run_ahead is None else run_ahead
@@ -167,13 +167,7 @@ class Worker:
     def _runner(self, decoder: LanguageModel, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
         if isinstance(decoder, TransformersDecoder):
-            if decoder.mixes_sequences:
-                cache = RowKVCache(decoder.shape, pages, decoder.activation_dtype, device)
-                runner = TorchRunner(decoder, cache, self.policies)
-            else:
-                runner = StateRunner(decoder, self.policies)
-            check_agreement(decoder, runner.in_pieces, min(COMPARED_TOKENS, self.max_context))
-            return runner
+            return self._transformers_runner(decoder, pages, options.max_sequences)
         assert isinstance(decoder, Decoder)
         if device.type == "cpu":
             # Policies that train all weights have weights of their own, which change.
@@ -188,6 +182,24 @@ class Worker:
         graphs = CudaRunner(decoder, on_cuda, self.policies, options.max_sequences, self.max_context)
         graphs.warm_up()
         return graphs
+
+    def _transformers_runner(self, decoder: TransformersDecoder, pages: int, max_sequences: int) -> Runner:
+        device, dtype = decoder.embed.device, decoder.activation_dtype
+        compared = min(COMPARED_TOKENS, self.max_context)
+        if device.type == "cuda" and decoder.mixes_sequences:
+            from openclaw_rl.engines.local.sampling.transformers_runner import TransformersRunner
+
+            cache = RowKVCache(decoder.shape, pages + 1, dtype, device)
+            graphs = TransformersRunner(decoder, cache, self.policies, max_sequences, self.max_context)
+            graphs.warm_up()
+            check_agreement(decoder, graphs.in_pieces, compared)
+            return graphs
+        if decoder.mixes_sequences:
+            runner = TorchRunner(decoder, RowKVCache(decoder.shape, pages, dtype, device), self.policies)
+        else:
+            runner = StateRunner(decoder, self.policies)
+        check_agreement(decoder, runner.in_pieces, compared)
+        return runner
 
     def pack(self) -> None:
         """Have the steps from now on computed with packed weights, if that helps. Others may take steps meanwhile."""

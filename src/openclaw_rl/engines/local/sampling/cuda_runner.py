@@ -7,8 +7,10 @@ All work of the device is in one stream, so that whatever is started later sees 
 started while another runs, and pages may be given to others while a step that writes to them runs.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -25,6 +27,7 @@ from openclaw_rl.engines.local.model.adapter_kernels import (
     most_tiles,
 )
 from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.sampling.cuda_forward import (
     CudaBatch,
     CudaKVCache,
@@ -220,41 +223,32 @@ def redraw(rows: StepLogits, params: Sequence[SamplingParams], uniforms: Sequenc
     rows.drawn.index_copy_(1, index, drawn)
 
 
-class CudaRunner(Runner):
+class GraphRunner(Runner):
     """Replays graphs for steps without prompts. Graphs are captured when first needed and kept."""
 
-    decoder: Decoder
-
-    def __init__(
-        self, decoder: Decoder, cache: CudaKVCache, policies: PolicyWeights, max_sequences: int, max_context: int
-    ) -> None:
+    def __init__(self, decoder: LanguageModel, policies: PolicyWeights, max_sequences: int, max_context: int) -> None:
         super().__init__(decoder, policies)
-        self.cache = cache
         self.device = decoder.embed.device
         self.sizes = [size for size in GRAPH_ROWS if size < max_sequences] + [max_sequences]
         self.inputs = GraphInputs(max_sequences, max_context, self.device)
-        self.prompts = PromptInputs(cache, max_context)
         self.graphs: dict[GraphKey, DecodeGraph] = {}
-        self.prompt_graphs: dict[GraphKey, PromptGraph] = {}
         self.memory = torch.cuda.graph_pool_handle()
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture the graphs of the base model and compile the kernels of prompts, so that no request waits for it."""
+        """Capture the graphs of the base model, so that no request waits for it."""
         for rows in reversed(self.sizes):
             key = GraphKey(rows, slot=0, adapted=False)
             self.inputs.write([], [])
             self.graphs[key] = self._capture(key)
-        nobody = Completion(0, 0, [0] * (ROWS_BLOCK + 1), SamplingParams(1), 0, 0, (0, 0))
-        nobody.pages = [0] * pages_for(len(nobody.tokens))
-        for size in reversed(PROMPT_TOKENS):
-            self.prompts.write([], size)
-            key = GraphKey(size, slot=0, adapted=False)
-            self.prompt_graphs[key] = self._capture_prompts(key)
-        # One row generates and one is a prompt, as in a step that has both, with and without a graph.
-        work = [Work(nobody, ROWS_BLOCK, 1), Work(nobody, 0, ROWS_BLOCK)]
-        self._run(0, work, [0.0], None)
-        hidden_states(self.decoder, self.cache.pages, self.cache.batch(work))
+
+    @abstractmethod
+    def _run_prompts(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
+        """Run a step that reads prompts."""
+
+    @abstractmethod
+    def _forward(self, key: GraphKey) -> Callable[[], Tensor]:
+        """What computes the logits of the rows in `self.inputs`."""
 
     def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
         if len(uniforms) < len(work) or any(item.count > 1 for item in work):
@@ -270,10 +264,8 @@ class CudaRunner(Runner):
         redraw(rows, [item.sequence.params for item in work], uniforms)
         return rows
 
-    def _run_prompts(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
-        decoder = self.policies.model(slot) or self.decoder
-        hidden = self._hidden(slot, decoder, work)
-        logits = F.linear(hidden[read_scores(decoder, work, hidden)], decoder.head)
+    def _drawn(self, logits: Tensor, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
+        """Draw from the logits of those rows that draw."""
         if not uniforms:
             return StepLogits(logits)
         params = [item.sequence.params for item in work if item.draws]
@@ -281,6 +273,70 @@ class CudaRunner(Runner):
         rows = StepLogits(logits, draw_tokens(logits, *chances))
         redraw(rows, params, uniforms)
         return rows
+
+    def _adapters(self, key: GraphKey) -> StepAdapters | None:
+        """The adapters of the rows in `self.inputs`."""
+        if not key.adapted:
+            return None
+        tiles = self.inputs.tiles[:, : most_tiles(key.rows, self.policies.slots)]
+        return StepAdapters(self.policies, AdapterTiles(tiles, DECODE_ROWS), self.inputs.adapters[: key.rows])
+
+    def _capture(self, key: GraphKey) -> DecodeGraph:
+        compute, rows = self._forward(key), slice(0, key.rows)
+
+        def forward() -> tuple[Tensor, Tensor]:
+            logits = compute()
+            return logits, draw_tokens(logits, self.inputs.temperatures[rows], self.inputs.uniforms[rows])
+
+        graph, (logits, drawn) = self._captured(forward)
+        return DecodeGraph(graph, logits, drawn)
+
+    def _captured(self, forward: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward()  # compiles kernels and sizes work spaces, which must not happen while capturing
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.memory):
+            result = forward()
+        return graph, result
+
+
+class CudaRunner(GraphRunner):
+    """Runs our own decoder. Steps that read few tokens of prompts are graphs too."""
+
+    decoder: Decoder
+    wants_consecutive_pages = False
+
+    def __init__(
+        self, decoder: Decoder, cache: CudaKVCache, policies: PolicyWeights, max_sequences: int, max_context: int
+    ) -> None:
+        super().__init__(decoder, policies, max_sequences, max_context)
+        self.cache = cache
+        self.prompts = PromptInputs(cache, max_context)
+        self.prompt_graphs: dict[GraphKey, PromptGraph] = {}
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture the graphs of the base model and compile the kernels of prompts."""
+        super().warm_up()
+        nobody = Completion(0, 0, [0] * (ROWS_BLOCK + 1), SamplingParams(1), 0, 0, (0, 0))
+        nobody.pages = [0] * pages_for(len(nobody.tokens))
+        for size in reversed(PROMPT_TOKENS):
+            self.prompts.write([], size)
+            key = GraphKey(size, slot=0, adapted=False)
+            self.prompt_graphs[key] = self._capture_prompts(key)
+        # One row generates and one is a prompt, as in a step that has both, with and without a graph.
+        work = [Work(nobody, ROWS_BLOCK, 1), Work(nobody, 0, ROWS_BLOCK)]
+        self._run(0, work, [0.0], None)
+        hidden_states(self.decoder, self.cache.pages, self.cache.batch(work))
+
+    def _run_prompts(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
+        decoder = self.policies.model(slot) or self.decoder
+        hidden = self._hidden(slot, decoder, work)
+        logits = F.linear(hidden[read_scores(decoder, work, hidden)], decoder.head)
+        return self._drawn(logits, work, uniforms)
 
     def _hidden(self, slot: int, decoder: Decoder, work: Sequence[Work]) -> Tensor:
         """Final hidden states of a step's tokens, and of padding."""
@@ -305,29 +361,9 @@ class CudaRunner(Runner):
         graph, hidden = self._captured(lambda: hidden_states(decoder, self.cache.pages, batch, adapters))
         return PromptGraph(graph, hidden)
 
-    def _capture(self, key: GraphKey) -> DecodeGraph:
-        rows = key.rows
+    def _forward(self, key: GraphKey) -> Callable[[], Tensor]:
         decoder = self.policies.model(key.slot) or self.decoder
-        inputs = self.inputs
-        attend = self.cache.decode(inputs.table[:rows], inputs.lengths[:rows])
-        batch = CudaBatch(inputs.ids[:rows], inputs.positions[:rows], inputs.slots[:rows], attend)
-        tiles = AdapterTiles(inputs.tiles[:, : most_tiles(rows, self.policies.slots)], DECODE_ROWS)
-        adapters = StepAdapters(self.policies, tiles, inputs.adapters[:rows]) if key.adapted else None
-
-        def forward() -> tuple[Tensor, Tensor]:
-            logits = next_logits(decoder, self.cache.pages, batch, adapters)
-            return logits, draw_tokens(logits, inputs.temperatures[:rows], inputs.uniforms[:rows])
-
-        graph, (logits, drawn) = self._captured(forward)
-        return DecodeGraph(graph, logits, drawn)
-
-    def _captured(self, forward: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            forward()  # compiles kernels and sizes work spaces, which must not happen while capturing
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
-            result = forward()
-        return graph, result
+        inputs, rows = self.inputs, slice(0, key.rows)
+        attend = self.cache.decode(inputs.table[rows], inputs.lengths[rows])
+        batch = CudaBatch(inputs.ids[rows], inputs.positions[rows], inputs.slots[rows], attend)
+        return partial(next_logits, decoder, self.cache.pages, batch, self._adapters(key))

@@ -20,9 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm
 from openclaw_rl.engines.local.model.kernels import chained, require_dense_last, wait_for_previous
 
 KEYS_BLOCK = 64
+LOG2_E = tl.constexpr(math.log2(math.e))
 # The tensor cores multiply no fewer than 16 rows, however few query heads share a kv head.
 MIN_DOT_ROWS = 16
 # Three stages: page ids two blocks ahead, keys and values one. Deeper prefetch would take the shared
@@ -39,14 +41,21 @@ WARPS = 4
 
 
 def paged_decode(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, scale: float, out: Tensor
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    out: Tensor,
+    form: AttentionForm = PLAIN,
 ) -> None:
     """Attention of one query token per sequence, [batch, query heads, dim], over its cached tokens.
 
     The result goes into `out`, which has the size of `q`. Sequence b's token t lies in page
     `page_table[b, t // page_size]`, its own query token included in `lengths[b]`; nothing beyond the length is read.
     A sequence of length 0 yields zeros. Heads are grouped: query head h attends kv head
-    `h // (query heads / kv heads)`.
+    `h // (query heads / kv heads)`. Of the `form` everything but its scale counts.
     """
     require_dense_last(q, page_table)
     _require_contiguous(k_pages, v_pages, lengths, out)
@@ -70,6 +79,7 @@ def paged_decode(
         sums,
         peaks,
         weights,
+        form.sinks,
         q.stride(0),
         q.stride(1),
         page_table.stride(0),
@@ -78,6 +88,9 @@ def paged_decode(
         GROUP=group,
         DIM=dim,
         PAGE_SIZE=page_size,
+        WINDOW=form.window or 0,
+        SOFTCAP=form.softcap or 0.0,
+        SINKS=form.sinks is not None,
         GROUP_BLOCK=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
         DIM_BLOCK=dim_block,
         KEYS_BLOCK=KEYS_BLOCK,
@@ -88,7 +101,17 @@ def paged_decode(
     )
     if splits > 1:
         _combine_splits_kernel[(batch * heads,)](
-            sums, peaks, weights, out, DIM=dim, SPLITS=splits, DIM_BLOCK=dim_block, **chained(q)
+            sums,
+            peaks,
+            weights,
+            form.sinks,
+            out,
+            HEADS=heads,
+            DIM=dim,
+            SPLITS=splits,
+            SINKS=form.sinks is not None,
+            DIM_BLOCK=dim_block,
+            **chained(q),
         )
 
 
@@ -106,21 +129,26 @@ def _require_contiguous(*tensors: Tensor) -> None:
 
 
 @triton.jit
-def _split_bounds(length, split, splits, KEYS_BLOCK: tl.constexpr):
-    """The keys [begin, end) of a split, counted in whole blocks of this sequence, not of the longest one allowed."""
-    span = tl.cdiv(tl.cdiv(length, splits), KEYS_BLOCK) * KEYS_BLOCK
-    begin = split * span
+def _split_bounds(length, split, splits, WINDOW: tl.constexpr, KEYS_BLOCK: tl.constexpr):
+    """The keys [begin, end) of a split, counted in whole blocks of what the sequence attends to."""
+    first = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
+    span = tl.cdiv(tl.cdiv(length - first, splits), KEYS_BLOCK) * KEYS_BLOCK
+    begin = first + split * span
     return begin, tl.minimum(begin + span, length)
 
 
 @triton.jit
-def attend_block(query, key, value, visible, log2_scale, peak, weight, total):
+def attend_block(query, key, value, visible, log2_scale, peak, weight, total, SOFTCAP: tl.constexpr = 0.0):
     """Add one block of keys to a running softmax: the new peak, sum of weights and weighted sum of values.
 
     `visible` says which keys a row of queries attends to. The first block of a row has a visible key, so that the
     peak is finite.
     """
     score = tl.dot(query, tl.trans(key), input_precision="ieee") * log2_scale
+    if SOFTCAP > 0.0:
+        # tanh, in base 2 as the scores are.
+        cap: tl.constexpr = SOFTCAP * LOG2_E
+        score = cap * (2.0 * tl.sigmoid(2.0 * score / cap) - 1.0)
     score = tl.where(visible, score, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(score, axis=1))
     fade = tl.exp2(peak - new_peak)
@@ -134,10 +162,10 @@ def attend_block(query, key, value, visible, log2_scale, peak, weight, total):
 # fmt: off
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend_split_kernel(
-    q, k_pages, v_pages, page_table, lengths, sums, peaks, weights, q_batch_stride, q_head_stride, table_stride,
+    q, k_pages, v_pages, page_table, lengths, sums, peaks, weights, sinks, q_batch_stride, q_head_stride, table_stride,
     log2_scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, KEYS_BLOCK: tl.constexpr, WHOLE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr, KEYS_BLOCK: tl.constexpr, WHOLE: tl.constexpr, CHAINED: tl.constexpr,
 ):
     """One program attends all query heads of one kv head over one split of one sequence.
 
@@ -150,7 +178,7 @@ def _attend_split_kernel(
     kv_head = tl.program_id(0)
     split, splits = tl.program_id(1), tl.num_programs(1)
     sequence = tl.program_id(2).to(tl.int64)
-    begin, end = _split_bounds(tl.load(lengths + sequence), split, splits, KEYS_BLOCK)
+    begin, end = _split_bounds(tl.load(lengths + sequence), split, splits, WINDOW, KEYS_BLOCK)
 
     member = tl.arange(0, GROUP_BLOCK)
     lane = tl.arange(0, DIM_BLOCK)
@@ -174,10 +202,15 @@ def _attend_split_kernel(
         readable = valid[:, None] & in_dim
         key = tl.load(k_pages + offset, mask=readable, other=0.0)
         value = tl.load(v_pages + offset, mask=readable, other=0.0)
-        peak, weight, total = attend_block(query, key, value, valid[None, :], log2_scale, peak, weight, total)
+        peak, weight, total = attend_block(query, key, value, valid[None, :], log2_scale, peak, weight, total, SOFTCAP)
 
     part = (sequence * (KV_HEADS * GROUP) + head) * splits + split
     if WHOLE:
+        if SINKS:
+            sink = tl.load(sinks + head, mask=in_group, other=0.0).to(tl.float32) * LOG2_E
+            top = tl.maximum(peak, sink)
+            weight = weight * tl.exp2(peak - top) + tl.exp2(sink - top)
+            total = total * tl.exp2(peak - top)[:, None]
         total = total / tl.where(weight > 0.0, weight, 1.0)[:, None]
     else:
         tl.store(peaks + part, peak, mask=in_group)
@@ -191,9 +224,12 @@ def _combine_splits_kernel(
     sums,
     peaks,
     weights,
+    sinks,
     out,
+    HEADS: tl.constexpr,
     DIM: tl.constexpr,
     SPLITS: tl.constexpr,
+    SINKS: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
@@ -207,8 +243,14 @@ def _combine_splits_kernel(
     weight = tl.load(weights + part)
     total = tl.load(sums + part[:, None] * DIM + lane[None, :], mask=in_dim[None, :], other=0.0)
     # An empty split has no peak; without the guard an empty sequence would subtract -inf from -inf.
-    share = tl.where(weight > 0.0, tl.exp2(peak - tl.max(peak, axis=0)), 0.0)
+    top = tl.max(peak, axis=0)
+    if SINKS:
+        sink = tl.load(sinks + row % HEADS).to(tl.float32) * LOG2_E
+        top = tl.maximum(top, sink)
+    share = tl.where(weight > 0.0, tl.exp2(peak - top), 0.0)
     whole = tl.sum(share * weight, axis=0)
+    if SINKS:
+        whole += tl.exp2(sink - top)
     mixed = tl.sum(share[:, None] * total, axis=0) / tl.where(whole > 0.0, whole, 1.0)
     tl.store(out + row * DIM + lane, mixed.to(out.dtype.element_ty), mask=in_dim)
 

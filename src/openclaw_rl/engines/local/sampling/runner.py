@@ -245,6 +245,9 @@ class RanStep:
 class Runner(ABC):
     """Runs the model with its policies."""
 
+    wants_consecutive_pages = True
+    """Whether attention is faster over a view of the cache."""
+
     def __init__(self, decoder: LanguageModel, policies: PolicyWeights) -> None:
         self.decoder = decoder
         self.policies = policies
@@ -290,6 +293,15 @@ class Runner(ABC):
         """
 
 
+def pieces(ids: list[int], *, halves: bool = True) -> list[Work]:
+    """A text as two halves, or as a whole, and then its last tokens one by one."""
+    nobody = Completion(0, 0, ids, SamplingParams(1), 0, 0, (0, 0))
+    nobody.pages = list(range(pages_for(len(ids))))
+    parts = [len(ids) // 2] if halves else []
+    ends = [0, *parts, len(ids) - 4, *range(len(ids) - 3, len(ids) + 1)]
+    return [Work(nobody, start, stop - start) for start, stop in pairwise(ends)]
+
+
 class TorchRunner(Runner):
     """Runs every step with PyTorch alone."""
 
@@ -299,21 +311,24 @@ class TorchRunner(Runner):
 
     def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
         decoder = self.policies.model(slot) or self.decoder
-        if drawn is None:
-            ids = torch.tensor([token for w in work for token in w.sequence.tokens[w.start : w.stop]])
-        else:
-            ids = drawn[[w.drawn_by for w in work]]
-        hidden = self.hidden(decoder, work, ids)
+        hidden = self.hidden(decoder, work, self.ids(work, drawn))
         return StepLogits(decoder.logits(hidden[read_scores(decoder, work, hidden)]))
 
+    def ids(self, work: Sequence[Work], drawn: Tensor | None) -> Tensor:
+        """The tokens of a step."""
+        if drawn is None:
+            return torch.tensor([token for w in work for token in w.sequence.tokens[w.start : w.stop]])
+        return drawn[[w.drawn_by for w in work]]
+
     def in_pieces(self, ids: Tensor) -> Tensor:
-        """Final hidden states of a text that is read in pieces, as a long prompt and the tokens after it are."""
-        nobody = Completion(0, 0, ids.tolist(), SamplingParams(1), 0, 0, (0, 0))
-        nobody.pages = list(range(pages_for(len(ids))))
-        parts = [len(ids) // 2] if self.decoder.mixes_sequences else []
-        ends = [0, *parts, len(ids) - 4, *range(len(ids) - 3, len(ids) + 1)]
-        pieces = [Work(nobody, start, stop - start) for start, stop in pairwise(ends)]
-        return torch.cat([self.hidden(self.decoder, [w], ids[w.start : w.stop]) for w in pieces])
+        """Scores over the vocabulary after each token of a text that is read in pieces, as a long prompt and the
+        tokens after it are."""
+        parts = pieces(ids.tolist(), halves=self.decoder.mixes_sequences)
+        return torch.cat([self.piece(part) for part in parts])
+
+    def piece(self, item: Work) -> Tensor:
+        """Scores over the vocabulary after each token of a piece."""
+        return self.decoder.logits(self.hidden(self.decoder, [item], self.ids([item], None)))
 
     def hidden(self, decoder: LanguageModel, work: Sequence[Work], ids: Tensor) -> Tensor:
         """Final hidden states of the tokens of a step."""
