@@ -9,7 +9,16 @@ import torch
 from openclaw_rl.engines.local.model import packed as module
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.linear import Linear
-from openclaw_rl.engines.local.model.packed import BLOCKS, FILE, HALF, PackedDecoder, Way, has_half_products, ways_for
+from openclaw_rl.engines.local.model.packed import (
+    BLOCKS,
+    FEW_ROWS,
+    FILE,
+    HALF,
+    PackedDecoder,
+    Way,
+    has_half_products,
+    ways_for,
+)
 from support.decoders import causal
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
@@ -191,8 +200,22 @@ def test_auto_leaves_the_memory_to_others(decoder: Decoder, monkeypatch: pytest.
 def test_other_precisions_and_the_choice_off_stay_as_they_are(tiny_model: Path, decoder: Decoder) -> None:
     narrow = load_decoder(tiny_model, torch.bfloat16, torch.device("cpu"))
     assert packed(narrow, "on") is narrow
-    assert packed(narrow, "half") is narrow
+    assert packed(narrow, "off") is narrow
     assert packed(decoder, "off") is decoder
+
+
+@needs_fbgemm
+def test_weights_in_bfloat16_are_multiplied_in_float16_by_few_rows(tiny_model: Path) -> None:
+    """The weights are the same numbers, and the inputs of few rows are not rounded."""
+    narrow = load_decoder(tiny_model, torch.bfloat16, torch.device("cpu"))
+    both = packed(narrow, "half")
+    assert isinstance(both, PackedDecoder)
+    linear, few = narrow.layers[0].gate_up, both.layers[0].gate_up
+    x = torch.randn(FEW_ROWS + 1, narrow.shape.hidden)
+    assert torch.equal(few(x), linear(x))
+    torch.testing.assert_close(few(x[1:]), x[1:] @ linear.weight.float().t(), rtol=1e-4, atol=1e-5)
+    rounded = narrow.logits(x[:1])
+    assert 0 < (both.logits(x[:1]) - rounded).abs().max() < 0.02 * rounded.abs().max()
 
 
 def test_float16_is_not_tried_on_arm(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

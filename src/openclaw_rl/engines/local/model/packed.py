@@ -7,6 +7,9 @@ There are two ways to keep them arranged:
   is faster.
 - FBGEMM, on x86, keeps them in float16: half as much to read. Weights are rounded to 11 bits; inputs, sums and results
   are float32.
+
+Where weights are in bfloat16, because the processor multiplies many rows fastest so, a copy in float16 is for the
+products of few rows, which it does not. It has the same numbers: float16 has more digits.
 """
 
 import platform
@@ -29,6 +32,8 @@ from openclaw_rl.engines.local.model.placement import name_of
 
 #: The rows for which oneDNN's blocks are laid out. Other numbers of rows work too.
 ROWS = 8
+#: The most rows that are multiplied in float16 where weights are in bfloat16.
+FEW_ROWS = 16
 #: The rows with which the ways are compared: one answer, and several at once.
 COMPARED_ROWS = (1, ROWS)
 #: A copy is made only if its products of several rows are so many times as fast.
@@ -69,6 +74,15 @@ class HalfLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, self.packed)
         return y
+
+
+@dataclass(slots=True)
+class FewRowsLinear(HalfLinear):
+    """A projection in bfloat16 with a copy in float16 for products of few rows."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # A bare `super()` does not work in a dataclass with slots.
+        return HalfLinear.__call__(self, x) if len(x) <= FEW_ROWS else Linear.__call__(self, x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +137,14 @@ def ways_for(decoder: Decoder, choice: str, cache: Path | None = None) -> list[W
     free memory. That is measured; the result is kept in the cache folder. None is possible where PyTorch has no such
     products: for other devices and precisions, and in builds without oneDNN or FBGEMM.
     """
-    if decoder.embed.device.type != "cpu" or decoder.embed.dtype != torch.float32 or decoder.layers[0].quantised:
+    if decoder.embed.device.type != "cpu" or decoder.layers[0].quantised:
         return []
     ways = []
-    if choice in ("on", "auto") and has_packed_products():
+    narrow = decoder.embed.dtype == torch.bfloat16
+    if choice in ("on", "auto") and has_packed_products() and not narrow:
         ways.append(BLOCKS)
     if can_be_half(decoder, choice):
-        ways.append(HALF)
+        ways.append(HALF_FOR_FEW if narrow else HALF)
     if choice != "auto":
         return ways
     return by_speed(decoder.layers[0], [way for way in ways if has_room(decoder, way)], cache)
@@ -197,7 +212,8 @@ def by_speed(layer: Layer, ways: Sequence[Way], cache: Path | None) -> list[Way]
     possible = {name_of(way.dtype): way for way in ways if all(map(way.holds, parts))}
     file = cache and cache / FILE
     kept = read(file)
-    here = f"{machine()}, {', '.join(f'{rows} x {columns}' for rows, columns in (part.shape for part in parts))}"
+    sizes = ", ".join(f"{rows} x {columns}" for rows, columns in (part.shape for part in parts))
+    here = f"{machine()}, {name_of(parts[0].dtype)}, {sizes}"
     known = kept.get(here)
     gains = dict(known) if isinstance(known, dict) and all(type(gain) is float for gain in known.values()) else {}
     missing = possible.keys() - gains.keys()
@@ -247,9 +263,20 @@ def pack(linear: Linear) -> PackedLinear:
 
 
 def pack_half(linear: Linear) -> HalfLinear:
-    return HalfLinear(linear.weight, linear.bias, torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias))
+    return HalfLinear(linear.weight, linear.bias, in_half(linear))
+
+
+def pack_for_few(linear: Linear) -> FewRowsLinear:
+    return FewRowsLinear(linear.weight, linear.bias, in_half(linear))
+
+
+def in_half(linear: Linear) -> Any:
+    bias = None if linear.bias is None else linear.bias.float()
+    return torch.ops.quantized.linear_prepack_fp16(linear.weight.float(), bias)
 
 
 BLOCKS = Way(torch.float32, pack, lambda weight: True, 1e-4)
 #: Its results are off by 0.0003 at most; those of bfloat16 by ten times as much.
 HALF = Way(torch.float16, pack_half, fits_float16, 1e-3)
+#: Compared with products whose inputs are rounded to bfloat16.
+HALF_FOR_FEW = Way(torch.float16, pack_for_few, fits_float16, 2e-2)
