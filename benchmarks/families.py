@@ -299,7 +299,7 @@ def kernels() -> Rows:
 def tiles(x: torch.Tensor, coded: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Callable[[int], object]]:
     from openclaw_rl.engines.local.model.quantised_kernels import TILE, DecodedTile, product
 
-    some = [(16, 2, 4, 4), (16, 4, 4, 3), (16, 4, 8, 4), (32, 2, 4, 4), (32, 4, 4, 4), (64, 1, 4, 4), (64, 2, 8, 4)]
+    some = [(32, 2, 2, 3, 1280), (32, 4, 4, 3, 640), (64, 1, 4, 4, 640), (64, 2, 4, 3, 264), (128, 2, 8, 3, 400)]
     return {
         f"kernel {tuple(tile)}{' (chosen)' if tile == TILE else ''}": lambda i, tile=tile: product(
             x, *coded[i], None, tile

@@ -35,6 +35,7 @@ from openclaw_rl.engines.local.model.codes import NF4, encode  # noqa: E402
 from openclaw_rl.engines.local.model.kernels import place_heads  # noqa: E402
 from openclaw_rl.engines.local.model.linear import Linear  # noqa: E402
 from openclaw_rl.engines.local.model.policy_slots import Factors  # noqa: E402
+from openclaw_rl.engines.local.model.quantised_kernels import TILE  # noqa: E402
 from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
 from openclaw_rl.engines.local.sampling.paged_attention import PromptRun, paged_prompts, tiles  # noqa: E402
 
@@ -437,4 +438,6 @@ def test_products_with_quantised_weights(
     x = random(rows, inputs, device=device, dtype=dtype, seed=1)
     bias = random(outputs, device=device, dtype=dtype, seed=2)
     expected = F.linear(x.float(), weight.float(), bias.float()).to(dtype)
-    assert_close(quantised_kernels.product(x, codes, scales, bias), expected, **WIDE_ROUNDING[dtype])
+    for programs in (1, TILE.programs):  # one program for all inputs, and one for each part of them
+        found = quantised_kernels.product(x, codes, scales, bias, TILE._replace(programs=programs))
+        assert_close(found, expected, **WIDE_ROUNDING[dtype])
