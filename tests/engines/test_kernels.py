@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -151,6 +152,18 @@ def test_place_heads(
     untouched[slots[written].cpu()] = False
     assert torch.equal(pages[0].view(-1, kv, dim)[untouched], cache[0].view(-1, kv, dim)[untouched])
     assert torch.equal(buffer[:, queries * dim :], kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("count", "tokens", "dim"), [(1, 1, 16), (5, 3, 80), (2, 7, 128)])
+def test_heads_are_rotated_as_modelling_code_does(
+    count: int, tokens: int, dim: int, dtype: torch.dtype, device: str
+) -> None:
+    heads = random(1, tokens, count, dim, device=device, dtype=dtype).transpose(1, 2)
+    angles = random(1, tokens, dim // 2, device=device, seed=1).repeat(1, 1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    wanted, _ = apply_rotary_pos_emb(heads.float(), heads.float(), cos.float(), sin.float())
+    assert_close(kernels.rotate(heads[0], cos[0], sin[0])[None].float(), wanted, **ROUNDING[dtype])
 
 
 def turned(heads: Tensor, turning: tuple[Tensor, Tensor] | None, norm: Tensor | None) -> Tensor:

@@ -77,6 +77,29 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [heads, tokens, dim] with angles [tokens, dim], as modelling code has them: those of a head's
+    second half are given too. In the result the heads of a token lie side by side."""
+    require_dense_last(heads, cos, sin)
+    count, tokens, dim = heads.shape
+    turned = torch.empty((tokens, count, dim), dtype=heads.dtype, device=heads.device)
+    _rotate_kernel[(tokens, count)](
+        heads,
+        cos,
+        sin,
+        turned,
+        heads.stride(0),
+        heads.stride(1),
+        cos.stride(0),
+        count,
+        HALF=dim // 2,
+        BLOCK=triton.next_power_of_2(dim // 2),
+        num_warps=1,
+        **chained(heads),
+    )
+    return turned.transpose(0, 1)
+
+
 def _launch_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, normed: Tensor, total: Tensor | None
 ) -> None:
@@ -104,6 +127,38 @@ def require_dense_last(*tensors: Tensor) -> None:
     """Check that the last dimension is contiguous, as the kernels assume. Raises ValueError."""
     if any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in tensors):
         raise ValueError("the last dimension must be contiguous")
+
+
+@triton.jit
+def _rotate_kernel(
+    heads,
+    cos,
+    sin,
+    turned,
+    head_stride,
+    token_stride,
+    angle_stride,
+    count,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """One program turns one head of one token."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < HALF
+    at = heads + head * head_stride + token * token_stride + lane
+    out = turned + (token * count + head) * 2 * HALF + lane
+    angle = token * angle_stride + lane
+    wait_for_previous(CHAINED)
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    first_cos = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    first_sin = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    second_cos = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    second_sin = tl.load(sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out, (first * first_cos - second * first_sin).to(turned.dtype.element_ty), mask=inside)
+    tl.store(out + HALF, (second * second_cos + first * second_sin).to(turned.dtype.element_ty), mask=inside)
 
 
 @triton.jit

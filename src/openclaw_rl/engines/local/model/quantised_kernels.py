@@ -78,7 +78,7 @@ def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None
     """[rows, in] times a weight [out, in], for at most `MAX_ROWS` rows. The sums have a fixed order."""
     rows, inputs = x.shape
     narrow = codes.dtype == torch.uint8
-    if not codes.is_contiguous() or x.stride(1) != 1 or (narrow and (x.stride(0) | x.storage_offset()) % 2):
+    if not codes.is_contiguous() or x.stride(1) != 1 or (narrow and (x.stride(0) % 2 or int(x.storage_offset()) % 2)):
         raise ValueError("the codes and the rows of the input must be contiguous, and begin at a pair of inputs")
     outputs = len(codes)
     columns = triton.cdiv(outputs, tile.outputs)

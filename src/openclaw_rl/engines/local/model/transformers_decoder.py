@@ -1,7 +1,7 @@
 """A model of any family that Transformers computes, behind the same seam as our own decoder.
 
 Transformers' modelling code computes everything but attention, which is ours: it is registered in Transformers' table
-of attention functions and asks the pass that is running. Adapters are added by hooks on the linear modules.
+of attention functions and asks the pass that is running. The linear modules add adapters.
 
 One forward pass at the start finds out what no configuration says: which modules attend, with heads of which size, and
 which linear modules are called once per layer.
@@ -11,6 +11,7 @@ one sequence at a time: it keeps a state for each. A shared prefix or a packed b
 """
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from openclaw_rl.engines.local.families import has_own_decoder, keeps_state
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
 from openclaw_rl.engines.local.model.decoder import TensorFiles, load_decoder
-from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel
+from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel, Projection
 from openclaw_rl.engines.local.model.model_config import MAX_REASON_CHARACTERS, UnsupportedModel
 from openclaw_rl.engines.local.model.quantised_modules import CODES, QuantisedWeight, make_room, quantise_modules
 from openclaw_rl.engines.local.model.transformers_sizes import (
@@ -41,8 +42,8 @@ from openclaw_rl.engines.memory import BITS
 from openclaw_rl.models import read_json_object
 
 CPU = torch.device("cpu")
-#: The name of our attention in Transformers' table.
-ATTENTION = "openclaw_rl"
+#: The names of our attention in Transformers' table, and of Transformers' own in float32.
+ATTENTION, EXACT = "openclaw_rl", "openclaw_rl_exact"
 #: Tokens of the pass that looks at the model, and of the text whose log-probs are compared.
 PROBE_TOKENS = 4
 COMPARED_TOKENS = 48
@@ -68,8 +69,12 @@ class Pass(NamedTuple):
     adapt: Adapt | None = None
     recomputed: int = 0
     """So many of the first layers are computed a second time in the backward pass."""
+    project: "Project | None" = None
+    """Computes the linear modules that adapters change, in place of `adapt`."""
 
 
+#: project(layer, projection, compute, input) → output with the tokens' adapters added
+Project = Callable[[int, Projection, Callable[[Tensor], Tensor], Tensor], Tensor]
 _running: ContextVar[Pass] = ContextVar("running")
 
 
@@ -137,7 +142,13 @@ class TransformersDecoder(LanguageModel):
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, attend: Attend, adapt: Adapt | None = None, recomputed: int = 0
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        adapt: Adapt | None = None,
+        recomputed: int = 0,
+        project: Project | None = None,
     ) -> Tensor:
         """With `recomputed`, so many of the first layers are computed a second time in the backward pass."""
         base = base_of(self.model)
@@ -146,7 +157,7 @@ class TransformersDecoder(LanguageModel):
             recomputed = self.shape.layers
         # Where Transformers keeps the state, it knows the positions.
         given = {"position_ids": positions[None]} if self.mixes_sequences else {}
-        with running(Pass(attend, adapt, recomputed)):
+        with running(Pass(attend, adapt, recomputed, project)):
             hidden: Tensor = base(input_ids=ids[None], use_cache=False, **given)[0]
         return hidden[0]
 
@@ -169,7 +180,7 @@ class TransformersDecoder(LanguageModel):
         """As Transformers computes them by itself, for a comparison."""
         if not self.mixes_sequences:
             return self.model(input_ids=ids[None], use_cache=False).logits[0].float()  # type: ignore[no-any-return]
-        self.model.set_attn_implementation("eager")
+        self.model.set_attn_implementation(EXACT)
         try:
             logits: Tensor = self.model(input_ids=ids[None], use_cache=False).logits[0]
         finally:
@@ -199,6 +210,11 @@ class TransformersDecoder(LanguageModel):
         self._given: list[Tensor] = []
         base = base_of(model)
         base.forward = partial(self._output, base.forward)
+        if self.embed.is_cuda and self.mixes_sequences:
+            # This imports Triton, which not every machine has.
+            from openclaw_rl.engines.local.model.fused_modules import fuse
+
+            fuse(model)
         self._hook_adapters(model)
         return model
 
@@ -211,21 +227,25 @@ class TransformersDecoder(LanguageModel):
         layers: dict[int, nn.Module] = {}
         for adaptable in self.shape.adaptable:
             for layer, path in adaptable.paths.items():
-                modules[path].register_forward_hook(partial(add_adapters, layer, adaptable.projection))
+                linear: Any = modules[path]
+                linear.forward = partial(adapted, layer, adaptable.projection, linear.forward)
                 layers[layer] = modules[layer_prefix(path)]
         for layer, module in layers.items():
             compute: Any = module
             compute.forward = partial(maybe_twice, layer, module.forward)
 
 
-def add_adapters(layer: int, projection: str, _module: object, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """A hook on a linear module."""
+def adapted(layer: int, projection: Projection, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A linear module with adapters."""
     current = _running.get(None)
-    if current is None or current.adapt is None:
-        return output
-    x = args[0]
-    y = current.adapt(layer, projection, x.flatten(0, -2), output.flatten(0, -2))
-    return y.view(output.shape)
+    if current is None or not (current.adapt or current.project):
+        return compute(x)
+    rows = x.flatten(0, -2)
+    if current.project is not None:
+        return current.project(layer, projection, compute, rows).view(*x.shape[:-1], -1)
+    output = compute(x)
+    assert current.adapt is not None
+    return current.adapt(layer, projection, rows, output.flatten(0, -2)).view(output.shape)
 
 
 def maybe_twice(layer: int, compute: Any, *args: Any, **kwargs: Any) -> Any:
@@ -350,10 +370,21 @@ def check_agreement(decoder: TransformersDecoder, compute: Callable[[Tensor], Te
         )
 
 
+def exact_attention(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, object]:
+    """Transformers' own attention, in float32: in 16 bits some families round their softmax."""
+    compute = sys.modules[type(module).__module__].eager_attention_forward
+    wide = (part.float() if isinstance(part, Tensor) and part.is_floating_point() else part for part in (query, *args))
+    attended, *others = compute(module, *wide, **kwargs)
+    return attended.to(query.dtype), others[0]
+
+
 def register_attention() -> None:
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
 
     AttentionInterface.register(ATTENTION, attention)
+    AttentionInterface.register(EXACT, exact_attention)
+    AttentionMaskInterface.register(EXACT, eager_mask)
 
 
 def new_model(config: Any, dtype: torch.dtype, *, one_by_one: bool = False, attention: str | None = ATTENTION) -> Any:

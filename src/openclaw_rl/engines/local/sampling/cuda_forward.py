@@ -61,7 +61,9 @@ class StepAdapters(NamedTuple):
     slots: Tensor
     """Of each row; 0 for none. Only read for rows of one token each."""
 
-    def project(self, layer: int, projection: Projection, linear: Linear, x: Tensor, gated: bool = False) -> Tensor:
+    def project(
+        self, layer: int, projection: Projection, linear: Callable[[Tensor], Tensor], x: Tensor, gated: bool = False
+    ) -> Tensor:
         """A projection, with the adapters of its rows, and then with its gate."""
         factors = self.policies.factors(layer, projection)
         if x.is_cuda and self.tiles.rows == DECODE_ROWS:

@@ -1,0 +1,94 @@
+"""Parts of Transformers' modules as one kernel each, on CUDA: norms, and the rotation of queries and keys.
+
+Modelling code computes a norm with seven kernels and a rotation with ten, forward alone. A part is replaced only if the
+replacement gives the same numbers for random inputs.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from openclaw_rl.engines.local.model import kernels
+
+#: Replacements may differ by this share of the largest result: modelling code rounds in between.
+MAX_ERROR = 0.02
+#: What modelling files call the rotation of queries and keys, and its parameters.
+ROTATION, PARAMETERS = "apply_rotary_pos_emb", ("q", "k", "cos", "sin")
+Rotation = Callable[..., tuple[Tensor, Tensor]]
+
+
+@torch.inference_mode()
+def fuse(model: nn.Module) -> None:
+    """Replace what can be replaced in a model on CUDA."""
+    offsets: dict[type[nn.Module], float | None] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or weight.dim() != 1:
+            continue
+        offset = offsets.setdefault(type(module), offset_of(module, weight))
+        if offset is not None:
+            gain = weight.detach() if not offset else weight.float() + offset
+            setattr(module, "forward", partial(norm, gain, eps_of(module)))  # noqa: B010 - it is a method
+    for file in {sys.modules[kind.__module__] for kind in map(type, model.modules())}:
+        fuse_rotation(file, model)
+
+
+def offset_of(module: nn.Module, weight: Tensor) -> float | None:
+    """What a norm adds to its weight; None if it computes something else."""
+    x = torch.randn(4, len(weight), dtype=weight.dtype, device=weight.device)
+    wanted = module(x)
+    for offset in (0.0, 1.0):
+        if agree(norm(weight.float() + offset, eps_of(module), x), wanted):
+            return offset
+    return None
+
+
+def agree(found: Tensor, wanted: Tensor) -> bool:
+    return bool((found - wanted).abs().max() <= MAX_ERROR * wanted.abs().max())
+
+
+def eps_of(module: nn.Module) -> float:
+    return float(getattr(module, "variance_epsilon", getattr(module, "eps", 1e-6)))
+
+
+def norm(gain: Tensor, eps: float, x: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        return F.rms_norm(x, (x.shape[-1],), gain.to(x.dtype), eps)
+    return kernels.rms_norm(x.reshape(-1, x.shape[-1]), gain, eps).view(x.shape)
+
+
+def fuse_rotation(file: ModuleType, model: nn.Module) -> None:
+    """Replace the rotation of a modelling file, whose attention looks it up there, if ours computes the same."""
+    original: Any = getattr(file, ROTATION, None)
+    if not inspect.isfunction(original) or tuple(inspect.signature(original).parameters)[:4] != PARAMETERS:
+        return
+    parameter = next(model.parameters())
+    q, k, angles = (
+        torch.randn(1, *size, 32, dtype=parameter.dtype, device=parameter.device) for size in ((4, 3), (2, 3), (3,))
+    )
+    cos, sin = (part.repeat(1, 1, 2) for part in (angles.cos()[..., :16], angles.sin()[..., :16]))
+    replaced = partial(rotate, original)
+    if all(map(agree, replaced(q, k, cos, sin), original(q, k, cos, sin))):
+        setattr(file, ROTATION, replaced)
+
+
+def rotate(original: Rotation, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """The rotation of [1, heads, tokens, dim] by angles [1, tokens, dim]; anything else as modelling code has it."""
+    if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and is_plain(*args):
+        q, k, cos, sin = (part[0] for part in args)
+        return kernels.rotate(q, cos, sin)[None], kernels.rotate(k, cos, sin)[None]
+    return original(*args, **kwargs)
+
+
+def is_plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    if not q.is_cuda or q.dim() != 4 or cos.dim() != 3:
+        return False
+    heads = all(len(one) == 1 and one.shape[2:] == cos.shape[1:] and one.stride(-1) == 1 for one in (q, k))
+    return heads and len(cos) == 1 and cos.shape == sin.shape and cos.stride() == sin.stride() and cos.stride(-1) == 1
