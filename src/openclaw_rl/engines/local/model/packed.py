@@ -8,8 +8,8 @@ There are two ways to keep them arranged:
 - FBGEMM, on x86, keeps them in float16: half as much to read. Weights are rounded to 11 bits; inputs, sums and results
   are float32.
 
-Where weights are in bfloat16, because the processor multiplies many rows fastest so, a copy in float16 is for the
-products of few rows, which it does not. It has the same numbers: float16 has more digits.
+Where weights are in bfloat16, because the processor multiplies several rows fastest so, oneDNN keeps them in blocks of
+bfloat16, and FBGEMM has the same numbers in float16 for single rows, which it multiplies faster.
 """
 
 import platform
@@ -32,8 +32,6 @@ from openclaw_rl.engines.local.model.placement import name_of
 
 #: The rows for which oneDNN's blocks are laid out. Other numbers of rows work too.
 ROWS = 8
-#: The most rows that are multiplied in float16 where weights are in bfloat16.
-FEW_ROWS = 16
 #: The rows with which the ways are compared: one answer, and several at once.
 COMPARED_ROWS = (1, ROWS)
 #: A copy is made only if its products of several rows are so many times as fast.
@@ -77,12 +75,19 @@ class HalfLinear(Linear):
 
 
 @dataclass(slots=True)
-class FewRowsLinear(HalfLinear):
-    """A projection in bfloat16 with a copy in float16 for products of few rows."""
+class NarrowLinear(Linear):
+    """A projection in bfloat16 with two copies: one in float16 for single rows, and one in blocks for several."""
+
+    single: Any = None
+    packed: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        # A bare `super()` does not work in a dataclass with slots.
-        return HalfLinear.__call__(self, x) if len(x) <= FEW_ROWS else Linear.__call__(self, x)
+        if len(x) < 2:
+            y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, self.single)
+        else:
+            narrow = x.to(self.weight.dtype)
+            y = torch.ops.mkldnn._linear_pointwise(narrow, self.packed, self.bias, "none", [], "").to(x.dtype)
+        return y
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ class Way:
     """Whether a weight can be packed so."""
     max_error: float
     """Results may differ by this share of the largest one."""
+    copies: int = 1
+    """How many copies of that precision's size it makes."""
 
 
 @dataclass(slots=True)
@@ -102,7 +109,7 @@ class PackedDecoder(Decoder):
     """A decoder whose projections and head are packed."""
 
     packed_head: Linear | None = None
-    packed_dtype: torch.dtype = torch.float32
+    way: "Way | None" = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         assert self.packed_head is not None
@@ -126,7 +133,7 @@ def packed(decoder: Decoder, ways: Sequence[Way], is_wanted: Callable[[], bool] 
         layers.append(pack_layer(layer, way))
     shared = {field.name: getattr(decoder, field.name) for field in fields(Decoder)}
     head = way.pack(Linear(decoder.head))
-    return PackedDecoder(**{**shared, "layers": layers}, packed_head=head, packed_dtype=way.dtype)
+    return PackedDecoder(**{**shared, "layers": layers}, packed_head=head, way=way)
 
 
 @torch.inference_mode()
@@ -140,11 +147,14 @@ def ways_for(decoder: Decoder, choice: str, cache: Path | None = None) -> list[W
     if decoder.embed.device.type != "cpu" or decoder.layers[0].quantised:
         return []
     ways = []
-    narrow = decoder.embed.dtype == torch.bfloat16
-    if choice in ("on", "auto") and has_packed_products() and not narrow:
-        ways.append(BLOCKS)
-    if can_be_half(decoder, choice):
-        ways.append(HALF_FOR_FEW if narrow else HALF)
+    if decoder.embed.dtype == torch.bfloat16:
+        if choice in ("on", "auto") and has_packed_products() and has_half_products():
+            ways.append(NARROW)
+    elif decoder.embed.dtype == torch.float32:
+        if choice in ("on", "auto") and has_packed_products():
+            ways.append(BLOCKS)
+        if can_be_half(decoder, choice):
+            ways.append(HALF)
     if choice != "auto":
         return ways
     return by_speed(decoder.layers[0], [way for way in ways if has_room(decoder, way)], cache)
@@ -190,14 +200,14 @@ def rows_fit_float16(rows: Tensor) -> bool:
 def has_room(decoder: Decoder, way: Way) -> bool:
     """Whether there is the memory for a copy."""
     weights = sum(weight.numel() for weight in weights_of(decoder))
-    return weights * way.dtype.itemsize <= usable_memory() * MAX_MEMORY_SHARE
+    return weights * way.copies * way.dtype.itemsize <= usable_memory() * MAX_MEMORY_SHARE
 
 
 def packed_bytes(decoder: LanguageModel) -> int:
     """The memory of the packed copy; 0 if there is none."""
-    if not isinstance(decoder, PackedDecoder):
+    if not isinstance(decoder, PackedDecoder) or decoder.way is None:
         return 0
-    return sum(weight.numel() for weight in weights_of(decoder)) * decoder.packed_dtype.itemsize
+    return sum(weight.numel() for weight in weights_of(decoder)) * decoder.way.copies * decoder.way.dtype.itemsize
 
 
 def weights_of(decoder: Decoder) -> list[Tensor]:
@@ -266,8 +276,8 @@ def pack_half(linear: Linear) -> HalfLinear:
     return HalfLinear(linear.weight, linear.bias, in_half(linear))
 
 
-def pack_for_few(linear: Linear) -> FewRowsLinear:
-    return FewRowsLinear(linear.weight, linear.bias, in_half(linear))
+def pack_narrow(linear: Linear) -> NarrowLinear:
+    return NarrowLinear(linear.weight, linear.bias, in_half(linear), pack(linear).packed)
 
 
 def in_half(linear: Linear) -> Any:
@@ -279,4 +289,4 @@ BLOCKS = Way(torch.float32, pack, lambda weight: True, 1e-4)
 #: Its results are off by 0.0003 at most; those of bfloat16 by ten times as much.
 HALF = Way(torch.float16, pack_half, fits_float16, 1e-3)
 #: Compared with products whose inputs are rounded to bfloat16.
-HALF_FOR_FEW = Way(torch.float16, pack_for_few, fits_float16, 2e-2)
+NARROW = Way(torch.bfloat16, pack_narrow, fits_float16, 2e-2, copies=2)

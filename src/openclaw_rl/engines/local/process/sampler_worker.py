@@ -206,7 +206,7 @@ class Worker:
         decoder = self.runner.decoder
         if isinstance(decoder, Decoder):
             self.runner.decoder = decoder = packed(decoder, self.ways, lambda: not self.is_closed)
-        dtype = name_of(decoder.packed_dtype) if isinstance(decoder, PackedDecoder) else ""
+        dtype = name_of(decoder.way.dtype) if isinstance(decoder, PackedDecoder) and decoder.way else ""
         self.news.append(Packed(packed_bytes(decoder), dtype))
         self._wake.send_bytes(b"packed")
 

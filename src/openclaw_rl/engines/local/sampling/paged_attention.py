@@ -62,13 +62,12 @@ def paged_decode(
     batch, heads, dim = q.shape
     page_size, kv_heads = k_pages.shape[1], k_pages.shape[2]
     splits = _split_count(batch, kv_heads, page_table.shape[1] * page_size)
-    dim_block = triton.next_power_of_2(dim)
     group = heads // kv_heads
+    shared: Any = {"DIM_BLOCK": triton.next_power_of_2(dim), "SINKS": form.sinks is not None, **chained(q)}
     options: Any = {"dtype": torch.float32, "device": q.device}
     # One split leaves its result; several leave parts of it.
     sums = out if splits == 1 else torch.empty((batch, heads, splits, dim), **options)
-    peaks = None if splits == 1 else torch.empty((batch, heads, splits), **options)
-    weights = None if splits == 1 else torch.empty((batch, heads, splits), **options)
+    peaks, weights = (None if splits == 1 else torch.empty((batch, heads, splits), **options) for _ in range(2))
     # Neighbouring programs read neighbouring heads of the same tokens, which lie side by side.
     _attend_split_kernel[(kv_heads, splits, batch)](
         q,
@@ -90,28 +89,16 @@ def paged_decode(
         PAGE_SIZE=page_size,
         WINDOW=form.window or 0,
         SOFTCAP=form.softcap or 0.0,
-        SINKS=form.sinks is not None,
         GROUP_BLOCK=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
-        DIM_BLOCK=dim_block,
         KEYS_BLOCK=KEYS_BLOCK,
         WHOLE=splits == 1,
         num_warps=ATTEND_WARPS,
         num_stages=ATTEND_STAGES,
-        **chained(q),
+        **shared,
     )
     if splits > 1:
         _combine_splits_kernel[(batch * heads,)](
-            sums,
-            peaks,
-            weights,
-            form.sinks,
-            out,
-            HEADS=heads,
-            DIM=dim,
-            SPLITS=splits,
-            SINKS=form.sinks is not None,
-            DIM_BLOCK=dim_block,
-            **chained(q),
+            sums, peaks, weights, form.sinks, out, HEADS=heads, DIM=dim, SPLITS=splits, **shared
         )
 
 
