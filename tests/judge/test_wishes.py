@@ -1,6 +1,8 @@
 """Wishes about how to answer: labelled cases, everything the evaluation's people complain about, and any text."""
 
 import json
+import subprocess
+import sys
 import time
 import tomllib
 import unicodedata
@@ -371,3 +373,15 @@ def test_what_an_answer_shows_about_a_note(note: str, answer: str, kept: bool | 
 @given(ANY_TEXT, ANY_TEXT)
 def test_any_note_can_be_checked_on_any_answer(note: str, answer: str) -> None:
     assert keeps(note, answer) in (True, False, None)
+
+
+def test_every_start_reads_the_same() -> None:
+    """Sets have another order with each hash seed, and these words weigh almost exactly as much as a wish must."""
+    program = "from openclaw_rl.judge.rules import read_wishes; print(read_wishes('Give short answers.'))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(found) == 1

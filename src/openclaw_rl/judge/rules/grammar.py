@@ -39,6 +39,7 @@ than `LEAST`. Plain questions and quotations are not read. `benchmarks/wish_weig
 - not_said: the instruction for a sentence that only quotes the answer
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
@@ -240,7 +241,8 @@ class Scale:
         return bool(asks) and not (patterns["request"].search(normalised) or patterns["tag"].search(normalised))
 
     def _sum(self, parts: Iterable[str]) -> float:
-        return sum(self.weights.get(part, 0.0) for part in parts)
+        # Exact, because the parts are a set: in another order a plain sum may round to the other side of the bound.
+        return math.fsum(self.weights.get(part, 0.0) for part in parts)
 
 
 def parts_of(normalised: str) -> set[str]:
