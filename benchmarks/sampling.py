@@ -31,6 +31,7 @@ from cuda_engine import (
 from measuring import matmul_rate
 from shapes import QWEN3_4B, transformers_model
 
+from openclaw_rl.engines.local.model.cpu_precision import choose_on_cpu
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import SampleRequest
@@ -126,26 +127,22 @@ class Measured:
 
 
 #: What `--pack-weights` auto has to gain over off and on: a single stream, and eight requests.
-PACK_TARGETS = {"off": ("", 1.8), "on": (1.5, 1.8)}
+PACK_TARGETS = {"off": (0.0, 1.8), "on": (1.5, 1.8)}
+NARROW = "bfloat16"
 
 
-def show_packed(sampler: LocalSampler, measured: dict[str, Measured]) -> None:
-    auto = measured["auto"]
-    for choice, (single, eight) in PACK_TARGETS.items():
-        other = measured[choice]
-        rows = [
-            ("single stream, tok/s", median(other.single), median(auto.single), single),
-            ("8 requests, 200 ms apart, tok/s", median(other.eight), median(auto.eight), eight),
-            (f"prompt of {HISTORY} tokens, tok/s", HISTORY / other.cold, HISTORY / auto.cold, ""),
-        ]
-        # Where there is no copy in float16, auto is at most what on is.
-        judged = choice == "off" or sampler.packed.dtype == "float16"
-        cells = [
-            (name, f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}", verdict(b / a, target) if target and judged else "")
-            for name, a, b, target in rows
-        ]
-        table("--pack-weights (embedded model, fp32)", ("", choice, "auto", "ratio", "target"), cells)
-    print(f"  auto: {sampler.describe()}")
+def compare(measured: dict[str, Measured], choice: str, other: str, targets: tuple[float, float]) -> None:
+    one, two = measured[choice], measured[other]
+    rows = [
+        ("single stream, tok/s", median(one.single), median(two.single), targets[0]),
+        ("8 requests, 200 ms apart, tok/s", median(one.eight), median(two.eight), targets[1]),
+        (f"prompt of {HISTORY} tokens, tok/s", HISTORY / one.cold, HISTORY / two.cold, 0.0),
+    ]
+    cells = [
+        (name, f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}", verdict(b / a, target) if target else "")
+        for name, a, b, target in rows
+    ]
+    table("Choices of --pack-weights and --dtype (embedded model)", ("", choice, other, "ratio", "target"), cells)
 
 
 async def on_cpu() -> None:
@@ -157,6 +154,8 @@ async def on_cpu() -> None:
     choices = {
         choice: LocalSampler(replace(options, pack_weights=choice), max_queue=64) for choice in ("off", "on", "auto")
     }
+    if choose_on_cpu(None).dtype == NARROW:
+        choices[NARROW] = LocalSampler(replace(options, dtype=NARROW), max_queue=64)
     sampler = choices["auto"]
     vocabulary = model.config.vocab_size
     alone: list[float] = []
@@ -178,7 +177,14 @@ async def on_cpu() -> None:
     for engine, results in measured.items():
         results.cold, _last, _count = await first_and_last(engine, request(history[:-10], 1))
     warm, _last, _count = await first_and_last(sampler, request(history, 1))
-    show_packed(sampler, {choice: measured[engine] for choice, engine in choices.items()})
+    by_choice = {choice: measured[engine] for choice, engine in choices.items()}
+    for choice, targets in PACK_TARGETS.items():
+        # Where there is no copy in float16, auto is at most what on is.
+        judged = choice == "off" or sampler.packed.dtype == "float16"
+        compare(by_choice, choice, "auto", targets if judged else (0.0, 0.0))
+    print(f"  auto: {sampler.describe()}")
+    for choice in ("off", "on", "auto") if NARROW in choices else ():
+        compare(by_choice, choice, NARROW, (1, 1))
     for engine in measured:
         await engine.close()
     ours = measured[sampler]

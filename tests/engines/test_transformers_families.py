@@ -49,11 +49,15 @@ CPU = torch.device("cpu")
 #: Their tensors have other names on disk than in memory: merging refuses that.
 RENAMED = {"gemma3-vision"}
 EVERY_FAMILY = {**TRANSFORMERS_FAMILIES, **STATE_FAMILIES}
+#: Their experts are products of groups: those of float32 wait for the device, so that steps on CUDA are not captured.
+GROUPED = {"deepseek-v3", "glm4-moe", "gpt-oss", "granite-moe", "mixtral", "qwen2-moe", "qwen3-moe"}
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 every_family = pytest.mark.parametrize("family", core_and_more(EVERY_FAMILY))
 
 
 def make_worker(decoder: TransformersDecoder, model: Path) -> Worker:
-    worker = Worker(decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.02, 4, 4))
+    device, dtype = decoder.embed.device.type, str(decoder.embed.dtype).removeprefix("torch.")
+    worker = Worker(decoder, WorkerOptions(model, device, dtype, 8, None, 0.02, 4, 4))
     worker.scheduler.prefill_tokens = 20  # small, so that prompts take several steps
     return worker
 
@@ -106,6 +110,43 @@ def test_a_served_policy_and_its_base_have_the_logprobs_of_transformers_and_peft
     sequence = TrainingSequence([*prompt, *answer], [Span(0, len(prompt), len(prompt) + len(answer), [], [])])
     scored = Trainer(taken, lora, PolicyLoss()).score([sequence])[0][0]
     assert scored == pytest.approx(expected[1], abs=1e-4)
+
+
+@needs_cuda
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_policy_served_on_cuda_has_the_logprobs_of_peft(family: str, tmp_path: Path) -> None:
+    model = save_random(EVERY_FAMILY[family], tmp_path / "model")
+    decoder = load_transformers_decoder(model, torch.float32, torch.device("cuda"))
+    assert isinstance(decoder, TransformersDecoder)
+    worker = make_worker(decoder, model)
+    trained_lora(decoder).save(tmp_path / "adapter", "model")
+    assert worker.obey(LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
+    prompts = [random.Random(f"{family} {size}").choices(range(3, 200), k=size) for size in (31, 5, 20)]
+    # Versions 0 and 2 are the base model, in one batch with the policy.
+    arrivals = [(i, Add(i, request(prompt, temperature=1.0, seed=i), i % 2, i % 2)) for i, prompt in enumerate(prompts)]
+    answers = run(worker, arrivals)
+    base = theirs(model)
+    expected = {i: logprobs_of(base, prompts[i], answers[i, 0]) for i in (0, 2)}
+    policy = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    expected[1] = logprobs_of(policy, prompts[1], answers[1, 0])
+    for i, logprobs in expected.items():
+        assert [token.logprob for token in answers[i, 0]] == pytest.approx(logprobs, abs=1e-3)
+    assert not decoder.mixes_sequences or captures(worker) == (family not in GROUPED)
+
+
+@needs_cuda
+@pytest.mark.parametrize("family", sorted(GROUPED))
+def test_steps_with_experts_are_captured_in_bfloat16(family: str, tmp_path: Path) -> None:
+    model = save_random(EVERY_FAMILY[family], tmp_path)
+    decoder = load_transformers_decoder(model, torch.bfloat16, torch.device("cuda"))
+    assert isinstance(decoder, TransformersDecoder)
+    assert captures(make_worker(decoder, model))
+
+
+def captures(worker: Worker) -> bool:
+    from openclaw_rl.engines.local.sampling.transformers_runner import TransformersRunner  # imports Triton
+
+    return isinstance(worker.runner, TransformersRunner) and worker.runner.captures
 
 
 @every_family

@@ -21,6 +21,8 @@ from openclaw_rl.engines.local.model import kernels
 MAX_ERROR = 0.02
 #: What modelling files call the rotation of queries and keys, and its parameters.
 ROTATION, PARAMETERS = "apply_rotary_pos_emb", ("q", "k", "cos", "sin")
+#: The size of the heads with which rotations are compared.
+HEAD = 32
 Rotation = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -69,18 +71,30 @@ def fuse_rotation(file: ModuleType, model: nn.Module) -> None:
     original: Any = getattr(file, ROTATION, None)
     if not inspect.isfunction(original) or tuple(inspect.signature(original).parameters)[:4] != PARAMETERS:
         return
-    parameter = next(model.parameters())
-    q, k, angles = (
-        torch.randn(1, *size, 32, dtype=parameter.dtype, device=parameter.device) for size in ((4, 3), (2, 3), (3,))
-    )
-    cos, sin = (part.repeat(1, 1, 2) for part in (angles.cos()[..., :16], angles.sin()[..., :16]))
     replaced = partial(rotate, original)
-    if all(map(agree, replaced(q, k, cos, sin), original(q, k, cos, sin))):
+    if any(same_rotation(original, replaced, next(model.parameters()), width) for width in (HEAD, HEAD // 2)):
         setattr(file, ROTATION, replaced)
 
 
+def same_rotation(original: Rotation, replaced: Rotation, like: Tensor, width: int) -> bool:
+    """Whether two functions turn heads alike, by angles for whole heads, or for their first half alone."""
+    q, k, angles = (
+        torch.randn(1, *size, dtype=like.dtype, device=like.device)
+        for size in ((4, 3, HEAD), (2, 3, HEAD), (3, HEAD // 2))
+    )
+    cos, sin = (part.repeat(1, 1, 2)[..., :width] for part in (angles.cos(), angles.sin()))
+    try:
+        wanted = original(q, k, cos, sin)
+    except RuntimeError:  # it takes angles of the other width
+        return False
+    return all(map(agree, replaced(q, k, cos, sin), wanted))
+
+
 def rotate(original: Rotation, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """The rotation of [1, heads, tokens, dim] by angles [1, tokens, dim]; anything else as modelling code has it."""
+    """The rotation of [1, heads, tokens, dim] by angles [1, tokens, dim or half of it].
+
+    Anything else is computed as modelling code has it.
+    """
     if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and is_plain(*args):
         q, k, cos, sin = (part[0] for part in args)
         return kernels.rotate(q, cos, sin)[None], kernels.rotate(k, cos, sin)[None]
@@ -90,5 +104,9 @@ def rotate(original: Rotation, *args: Any, **kwargs: Any) -> tuple[Tensor, Tenso
 def is_plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
     if not q.is_cuda or q.dim() != 4 or cos.dim() != 3:
         return False
-    heads = all(len(one) == 1 and one.shape[2:] == cos.shape[1:] and one.stride(-1) == 1 for one in (q, k))
+    tokens, width = cos.shape[1:]
+    heads = all(
+        len(one) == 1 and one.shape[2] == tokens and one.shape[3] in (width, 2 * width) and one.stride(-1) == 1
+        for one in (q, k)
+    )
     return heads and len(cos) == 1 and cos.shape == sin.shape and cos.stride() == sin.stride() and cos.stride(-1) == 1

@@ -78,8 +78,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [heads, tokens, dim] with angles [tokens, dim], as modelling code has them: those of a head's
-    second half are given too. In the result the heads of a token lie side by side."""
+    """Rotary embedding of [heads, tokens, dim] with angles as modelling code has them: [tokens, dim], or [tokens, half]
+    where both halves of a head have the same. In the result the heads of a token lie side by side."""
     require_dense_last(heads, cos, sin)
     count, tokens, dim = heads.shape
     turned = torch.empty((tokens, count, dim), dtype=heads.dtype, device=heads.device)
@@ -93,6 +93,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos.stride(0),
         count,
         HALF=dim // 2,
+        SECOND=cos.shape[1] - dim // 2,
         BLOCK=triton.next_power_of_2(dim // 2),
         num_warps=1,
         **chained(heads),
@@ -140,10 +141,11 @@ def _rotate_kernel(
     angle_stride,
     count,
     HALF: tl.constexpr,
+    SECOND: tl.constexpr,
     BLOCK: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """One program turns one head of one token."""
+    """One program turns one head of one token. `SECOND`: where the angles of a head's second half begin."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < HALF
@@ -155,8 +157,8 @@ def _rotate_kernel(
     second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
     first_cos = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     first_sin = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
-    second_cos = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
-    second_sin = tl.load(sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    second_cos = tl.load(cos + angle + SECOND, mask=inside, other=0.0).to(tl.float32)
+    second_sin = tl.load(sin + angle + SECOND, mask=inside, other=0.0).to(tl.float32)
     tl.store(out, (first * first_cos - second * first_sin).to(turned.dtype.element_ty), mask=inside)
     tl.store(out + HALF, (second * second_cos + first * second_sin).to(turned.dtype.element_ty), mask=inside)
 
