@@ -6,7 +6,9 @@ replacement gives the same numbers for random inputs.
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -24,6 +26,17 @@ ROTATION, PARAMETERS = "apply_rotary_pos_emb", ("q", "k", "cos", "sin")
 #: The size of the heads with which rotations are compared.
 HEAD = 32
 Rotation = Callable[..., tuple[Tensor, Tensor]]
+_as_written: ContextVar[bool] = ContextVar("as_written", default=False)
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Compute everything as modelling code has it."""
+    token = _as_written.set(True)
+    try:
+        yield
+    finally:
+        _as_written.reset(token)
 
 
 @torch.inference_mode()
@@ -37,7 +50,8 @@ def fuse(model: nn.Module) -> None:
         offset = offsets.setdefault(type(module), offset_of(module, weight))
         if offset is not None:
             gain = weight.detach() if not offset else weight.float() + offset
-            setattr(module, "forward", partial(norm, gain, eps_of(module)))  # noqa: B010 - it is a method
+            replaced = partial(norm_or_original, module.forward, gain, eps_of(module))
+            setattr(module, "forward", replaced)  # noqa: B010 - it is a method
     for file in {sys.modules[kind.__module__] for kind in map(type, model.modules())}:
         fuse_rotation(file, model)
 
@@ -60,6 +74,10 @@ def eps_of(module: nn.Module) -> float:
     return float(getattr(module, "variance_epsilon", getattr(module, "eps", 1e-6)))
 
 
+def norm_or_original(original: Callable[[Tensor], Tensor], gain: Tensor, eps: float, x: Tensor) -> Tensor:
+    return original(x) if _as_written.get() else norm(gain, eps, x)
+
+
 def norm(gain: Tensor, eps: float, x: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return F.rms_norm(x, (x.shape[-1],), gain.to(x.dtype), eps)
@@ -71,9 +89,11 @@ def fuse_rotation(file: ModuleType, model: nn.Module) -> None:
     original: Any = getattr(file, ROTATION, None)
     if not inspect.isfunction(original) or tuple(inspect.signature(original).parameters)[:4] != PARAMETERS:
         return
-    replaced = partial(rotate, original)
-    if any(same_rotation(original, replaced, next(model.parameters()), width) for width in (HEAD, HEAD // 2)):
-        setattr(file, ROTATION, replaced)
+    for width in (HEAD, HEAD // 2):
+        replaced = partial(rotate, original, HEAD // width)
+        if same_rotation(original, replaced, next(model.parameters()), width):
+            setattr(file, ROTATION, replaced)
+            return
 
 
 def same_rotation(original: Rotation, replaced: Rotation, like: Tensor, width: int) -> bool:
@@ -90,23 +110,21 @@ def same_rotation(original: Rotation, replaced: Rotation, like: Tensor, width: i
     return all(map(agree, replaced(q, k, cos, sin), wanted))
 
 
-def rotate(original: Rotation, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """The rotation of [1, heads, tokens, dim] by angles [1, tokens, dim or half of it].
+def rotate(original: Rotation, parts: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """The rotation of [1, heads, tokens, dim] by angles [1, tokens, dim / parts].
 
     Anything else is computed as modelling code has it.
     """
-    if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and is_plain(*args):
+    if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and not _as_written.get() and fits(parts, *args):
         q, k, cos, sin = (part[0] for part in args)
         return kernels.rotate(q, cos, sin)[None], kernels.rotate(k, cos, sin)[None]
     return original(*args, **kwargs)
 
 
-def is_plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+def fits(parts: int, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
     if not q.is_cuda or q.dim() != 4 or cos.dim() != 3:
         return False
     tokens, width = cos.shape[1:]
-    heads = all(
-        len(one) == 1 and one.shape[2] == tokens and one.shape[3] in (width, 2 * width) and one.stride(-1) == 1
-        for one in (q, k)
-    )
+    # Angles for fewer dimensions turn a part of each head.
+    heads = all(len(one) == 1 and one.shape[2:] == (tokens, parts * width) and one.stride(-1) == 1 for one in (q, k))
     return heads and len(cos) == 1 and cos.shape == sin.shape and cos.stride() == sin.stride() and cos.stride(-1) == 1

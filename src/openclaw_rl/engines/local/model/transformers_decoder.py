@@ -11,9 +11,8 @@ one sequence at a time: it keeps a state for each. A shared prefix or a packed b
 """
 
 import pickle
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.engines.local.families import has_own_decoder, keeps_state
+from openclaw_rl.engines.local.model.agreement import COMPARED_TOKENS, EXACT, check_agreement, exact_attention
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
 from openclaw_rl.engines.local.model.decoder import TensorFiles, load_decoder
 from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel, Projection
@@ -43,13 +43,9 @@ from openclaw_rl.models import read_json_object
 
 CPU = torch.device("cpu")
 #: The names of our attention in Transformers' table, and of Transformers' own in float32.
-ATTENTION, EXACT = "openclaw_rl", "openclaw_rl_exact"
-#: Tokens of the pass that looks at the model, and of the text whose log-probs are compared.
+ATTENTION = "openclaw_rl"
+#: Tokens of the pass that looks at the model.
 PROBE_TOKENS = 4
-COMPARED_TOKENS = 48
-#: The largest mean difference of log-probs between our attention and Transformers' own, in float32 and in 16 bits.
-MAX_GAP = 0.001
-MAX_NARROW_GAP = 0.1
 
 
 class GivenHidden(tuple[Tensor]):
@@ -176,13 +172,14 @@ class TransformersDecoder(LanguageModel):
             self._given.clear()
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def eager_logits(self, ids: Tensor) -> Tensor:
+    def eager_logits(self, ids: Tensor, attention: str) -> Tensor:
         """As Transformers computes them by itself, for a comparison."""
         if not self.mixes_sequences:
             return self.model(input_ids=ids[None], use_cache=False).logits[0].float()  # type: ignore[no-any-return]
-        self.model.set_attn_implementation(EXACT)
+        self.model.set_attn_implementation(attention)
         try:
-            logits: Tensor = self.model(input_ids=ids[None], use_cache=False).logits[0]
+            with self._as_written():
+                logits: Tensor = self.model(input_ids=ids[None], use_cache=False).logits[0]
         finally:
             self.model.set_attn_implementation(ATTENTION)
         return logits.float()
@@ -210,13 +207,25 @@ class TransformersDecoder(LanguageModel):
         self._given: list[Tensor] = []
         base = base_of(model)
         base.forward = partial(self._output, base.forward)
-        if self.embed.is_cuda and self.mixes_sequences:
+        if self._is_fused:
             # This imports Triton, which not every machine has.
             from openclaw_rl.engines.local.model.fused_modules import fuse
 
             fuse(model)
         self._hook_adapters(model)
         return model
+
+    @property
+    def _is_fused(self) -> bool:
+        return self.embed.is_cuda and self.mixes_sequences
+
+    def _as_written(self) -> AbstractContextManager[None]:
+        """Modules compute as modelling code has it."""
+        if not self._is_fused:
+            return nullcontext()
+        from openclaw_rl.engines.local.model.fused_modules import as_written
+
+        return as_written()
 
     def _output(self, compute: Any, *args: Any, **kwargs: Any) -> Any:
         """The hidden states, or those that were given: then only the head is computed, with all that belongs to it."""
@@ -349,33 +358,6 @@ def load_language_model(
 def attend_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) -> Tensor:
     """Attention in a run that is one sequence."""
     return attend_last(q, k, v, form)
-
-
-def check_agreement(decoder: TransformersDecoder, compute: Callable[[Tensor], Tensor], tokens: int) -> None:
-    """Compare the logits that `compute` returns for a short text with what Transformers computes by itself.
-
-    Raises UnsupportedModel with the numbers if the log-probs differ.
-    """
-    # Some tokens from all over the vocabulary: what they mean does not matter.
-    ids = torch.arange(1, tokens + 1, device=decoder.embed.device) * 7919 % decoder.shape.vocab
-    with torch.inference_mode():
-        rows = (compute(ids), decoder.eager_logits(ids))
-        ours, theirs = (row[:-1].log_softmax(-1).gather(1, ids[1:, None]) for row in rows)
-    gap = (ours - theirs).abs()
-    limit = MAX_GAP if decoder.activation_dtype.itemsize >= torch.float32.itemsize else MAX_NARROW_GAP
-    if not gap.mean() <= limit:
-        raise UnsupportedModel(
-            f"its log-probs of a text of {tokens} tokens differ from those of Transformers' own attention by "
-            f"{gap.mean():.4g} on average and {gap.max():.4g} at most, where {limit} on average is allowed"
-        )
-
-
-def exact_attention(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, object]:
-    """Transformers' own attention, in float32: in 16 bits some families round their softmax."""
-    compute = sys.modules[type(module).__module__].eager_attention_forward
-    wide = (part.float() if isinstance(part, Tensor) and part.is_floating_point() else part for part in (query, *args))
-    attended, *others = compute(module, *wide, **kwargs)
-    return attended.to(query.dtype), others[0]
 
 
 def register_attention() -> None:

@@ -22,6 +22,7 @@ from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints import Allowed, Compiler
 from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.families import has_own_decoder
+from openclaw_rl.engines.local.model.agreement import COMPARED_TOKENS, check_agreement
 from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on_cpu
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.model.language_model import LanguageModel, Sizes
@@ -30,12 +31,7 @@ from openclaw_rl.engines.local.model.packed import PackedDecoder, Way, packed, p
 from openclaw_rl.engines.local.model.placement import describe, find_device, name_of, placement
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots, BadPolicy, ModelSlots
 from openclaw_rl.engines.local.model.shared_weights import share
-from openclaw_rl.engines.local.model.transformers_decoder import (
-    COMPARED_TOKENS,
-    TransformersDecoder,
-    check_agreement,
-    load_language_model,
-)
+from openclaw_rl.engines.local.model.transformers_decoder import TransformersDecoder, load_language_model
 from openclaw_rl.engines.local.model.transformers_sizes import TransformersSizes
 from openclaw_rl.engines.local.process.worker_messages import (
     Add,
