@@ -330,6 +330,31 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
         assert run.loop.step == 0
 
 
+async def test_of_a_practice_that_harms_the_policy_late_the_first_steps_stay(
+    run: LearningRun, renderer: ChatRenderer
+) -> None:
+    plain = {prompt.text for prompt in plain_prompts()}
+
+    def harm(request: SampleRequest, prompt: str) -> str:
+        asked, version = question_in(prompt), request.version or 0
+        if asked in plain and run.loop.step > 10 and version == run.loop.version:
+            return "so so so so so so so so so so"
+        # Without the note it keeps to it in two of three answers, so that practice goes on to its last step.
+        keeps = SHOWN[0] in prompt or (version and hash_of(asked) % 3)
+        return (wished if keeps else usual)(asked)
+
+    run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
+    async with practising(run, renderer, steps=12) as server:
+        server.answer = harm
+        run.sampler.scores = lambda request: [-2.5] * request.last_n
+        done = await server.ended(server.ask_for(server.teach()))
+        assert run.learner.calls.count("step") == 12
+        assert (done.state, done.made) == (PracticeState.DONE, 8)
+        assert run.loop.step == 8
+        assert run.loop.guard is not None
+        assert run.loop.guard.last_good == run.loop.version
+
+
 async def test_a_practice_that_teaches_nothing_is_taken_back(run: LearningRun, renderer: ChatRenderer) -> None:
     run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
     async with practising(run, renderer) as server:

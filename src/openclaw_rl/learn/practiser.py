@@ -45,6 +45,9 @@ ENOUGH_HELD, TRIAL_STEPS = 0.9, 4
 #: earlier if that one does. Imitation alone goes on until the policy repeats itself: more of its answers keep to the
 #: note, and fewer make sense.
 IMITATED_STEPS, MIN_OWN_HELD, MOSTLY_HELD = 12, 0.2, 0.5
+#: The guard examines a policy that keeps to the note in `MIN_HELD` of its answers, if so many steps were made since it
+#: did so last. If a later one is worse, this one stays.
+EXAMINED_STEPS = 6
 #: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
@@ -153,7 +156,7 @@ class Practiser:
             several=self.settings.several_users,
         )
         teacher = await self._begin(current, note)
-        refused = close = made = 0
+        refused = close = made = examined = 0
         held: list[float] = []
         while (current := self._as_it_is(current.number, note)).made < current.steps:
             if current.made < made:
@@ -162,6 +165,10 @@ class Practiser:
             batch = await self._own_batch(teacher, note, made, held)
             if len(held) >= 2 and fmean(held[-2:]) >= ENOUGH_HELD:
                 break
+            if held and held[-1] >= MIN_HELD and made >= examined + EXAMINED_STEPS:
+                examined = made
+                if not await self._is_good(current.number):
+                    break
             if batch and held[-1] == 1.0:
                 # A step needs answers that differ in their scores.
                 continue
@@ -262,10 +269,10 @@ class Practiser:
         begun = self.ledger.read(practices.begun_from, current.number, self.loop.version)
         if begun is not None and held < MIN_OWN_HELD * tried and await self.loop.take_back(begun, reason):
             raise Ended(f"{reason}, so the policy before serves again")
-        if not await self.loop.examine():
-            why = self.loop.guard.state.cautious if self.loop.guard else ""
-            raise Ended(f"the policy became worse, so the one before serves again ({why})")
-        self._as_it_is(current.number, note)
+        if not await self._is_good(current.number):
+            held, tried = await teacher.try_policy()
+            reason = f"without the note, {held} of {tried} answers to other questions keep to it"
+        current = self._as_it_is(current.number, note)
         kept = teacher.accepted / teacher.sampled if teacher.sampled else MIN_HELD
         if not tried:
             state, reason = PracticeState.DONE, "your next conversations show whether the policy keeps to it"
@@ -276,6 +283,18 @@ class Practiser:
             state = PracticeState.LEARNED if is_learned else PracticeState.DONE
         log.info("Note %d has been practised in %d steps: %s.", current.note, current.made, reason)
         await self.ledger.write(practices.set_state, current.number, state, reason)
+
+    async def _is_good(self, number: int) -> bool:
+        """Whether the guard finds the policy no worse. Otherwise one from an earlier step of the practice serves.
+
+        Raises Ended if the policy from before the practice serves.
+        """
+        if await self.loop.examine():
+            return True
+        if not self.ledger.read(practices.load, number).made:
+            why = self.loop.guard.state.cautious if self.loop.guard else ""
+            raise Ended(f"the policy became worse, so the one before serves again ({why})")
+        return False
 
     async def _when_idle(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do a short piece of work that begins while nobody uses the sampler. If somebody comes, the sampler lets it
