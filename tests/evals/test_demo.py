@@ -261,13 +261,19 @@ def test_a_table_of_what_was_measured_has_no_model_of_which_nothing_is_known() -
     plans = [EvalPlan(task, 2, 10, evaluate.PLANS["coding"](True).ask) for task in ("coding", "tool-use")]
     whole = [TaskScores(plan.task, (a_case(), a_case("second"))) for plan in plans]
     half = TaskScores("tool-use", (a_case(passed=False),))
-    console = Console(width=120)
+    mine = "runs/default/checkpoints/step-000012"
+    console = Console(width=80)
     with console.capture() as shown:
-        console.print(scoreboard.table(["mine"], by_task(plans, [[whole[0]]])))
-        console.print(scoreboard.table(["mine", "base"], by_task(plans, [whole, [whole[0], half]])))
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.get().splitlines() if line[0] == "│"]
-    assert rows[0] == ["coding", "2", "1.00 (0.34–1.00)"]
-    assert rows[2] == ["tool-use", "2 and 1 of 2", "1.00 (0.34–1.00)", "0.00 (0.00–0.79)", "–", "–"]
+        console.print(scoreboard.table([mine], by_task(plans, [[whole[0]]])))
+        console.print(scoreboard.table([mine, "base"], by_task(plans, [whole, [whole[0], half]])))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [[cell.strip() for cell in line.split("┃")[1:-1]] for line in lines if line[0] == "┃"]
+    assert "".join(row[2] for row in heads if len(row) > 3) == mine, "a path is whole"
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line[0] == "│"]
+    assert rows[:2] == [["coding", "2", "1.00"], ["", "", "(0.34–1.00)"]]
+    assert rows[4] == ["tool-use", "2 and 1 of", "1.00", "0.00", "–", "–"]
+    assert rows[5] == ["", "2", "(0.34–1.00)", "(0.00–0.79)", "", ""]
 
 
 def test_a_quick_evaluation_asks_some_cases_of_every_kind() -> None:
