@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import KeepExamples, add_command, load_options, positive, refuse_secrets
+from openclaw_rl.cli.parser import KeepExamples, add_command, check_server_options, load_options, positive
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals.arguments import MODEL_OPTIONS, USER_KEY
 
@@ -106,6 +106,6 @@ def run(options: argparse.Namespace) -> int:
     options.server = options.words
     if options.server and not options.server[0].startswith("-"):
         raise ConfigError(f"Unexpected argument: {options.server[0]}. See openclaw-rl benchmark --help.")
-    refuse_secrets(options.server)
+    check_server_options(options.program, options.server)
     config = load_options(options).config
     return benchmark(machine_of(config), options, config.run.seed if "seed" in config.given() else None)

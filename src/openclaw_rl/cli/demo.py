@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import add_command, load_options, refuse_secrets
+from openclaw_rl.cli.parser import add_command, check_server_options, load_options
 from openclaw_rl.config.general import PERSONAL, PRESETS
 from openclaw_rl.evals.arguments import METHODS, MODEL_OPTIONS, USER_KEY
 from openclaw_rl.evals.personas.persona import BUILT_IN
@@ -59,5 +59,5 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.app.machine import machine_of
     from openclaw_rl.evals.demo import demo
 
-    refuse_secrets(options.server)
+    check_server_options(options.program, options.server)
     return demo(machine_of(load_options(options).config), options)

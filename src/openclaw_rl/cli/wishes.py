@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets
+from openclaw_rl.cli.parser import add_command, check_server_options, load_options, positive
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
 
 DOC = "measure how well and how soon a model keeps what people wish, by notes, corrections and practice"
@@ -47,5 +47,5 @@ def run(options: argparse.Namespace) -> int:
     given = options.names
     options.names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
     server = given[len(options.names) :]
-    refuse_secrets(server)
+    check_server_options(options.program, server)
     return measure_wishes(machine_of(load_options(options).config), options, server)
