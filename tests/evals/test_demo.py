@@ -245,6 +245,33 @@ run_stoppable(work(), Console())
 """
 
 
+SLOW_TO_END = """
+import asyncio, threading, time
+from rich.console import Console
+from openclaw_rl.lab.commands import run_stoppable
+
+async def work():
+    print("started", flush=True)
+    await asyncio.sleep(3600)
+
+run_stoppable(work(), Console())
+# The interpreter waits for it when it ends.
+threading.Thread(target=time.sleep, args=(3600,)).start()
+"""
+
+
+def test_ctrl_c_after_the_work_has_stopped_ends_at_once_and_prints_no_traces() -> None:
+    command = [sys.executable, "-c", SLOW_TO_END]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGINT)
+        assert [process.stdout.readline() for _ in range(2)][1] == "Stopped.\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 128 + signal.SIGINT
+
+
 def test_ctrl_c_twice_ends_at_once_and_prints_no_traces() -> None:
     command = [sys.executable, "-c", SLOW_TO_STOP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
