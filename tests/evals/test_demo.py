@@ -451,10 +451,10 @@ def test_a_server_that_does_not_start_is_said_and_fails_the_demo(
         "--model-name",
         str(tiny_model),
     ]
-    assert main([*line, "--", "--no-such-option"]) == 1
+    assert main([*line, "--", "--gate", "no-such-file"]) == 1
     shown = capsys.readouterr().out
     assert shown.count("failed: The server did not start") == len(METHODS)
-    assert "no-such-option" in shown
+    assert "no-such-file" in shown
 
 
 def test_a_demo_runs_what_make_run_runs(tmp_path: Path) -> None:
