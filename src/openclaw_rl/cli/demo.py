@@ -42,10 +42,18 @@ def add(commands: Any) -> None:
         default=9.0,
         help="longest time to talk; start and the first and last examination take extra time (default: 9)",
     )
-    parser.add_argument("--sessions", type=int, default=300, help="maximum number of sessions (default: 300)")
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds to repeat each trial with (default: 1)")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="trials that run at the same time, each with its own server (default: 1)"
+        "--sessions", type=int, default=300, metavar="N", help="maximum number of sessions (default: 300)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="number of seeds to repeat each trial with (default: 1)"
+    )
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="trials that run at the same time, each with its own server (default: 1)",
     )
     parser.add_argument("--out", type=Path, help="a new folder for the results (default: runs/demo, or runs/demo-2 …)")
     parser.add_argument(

@@ -38,6 +38,7 @@ ONLY_FOR_STARTED_SERVER = ("method", "model_name", "device")
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "rollout", DOC, run, SERVER_OPTIONS, {"method": METHOD})
+    parser.usage = "openclaw-rl rollout [options] [-- OPTIONS ...]"
     add_flags(parser, FIELDS)
     parser.add_argument(
         "--env-arg",

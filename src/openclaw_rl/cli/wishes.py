@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         "--set", choices=("tuning", "report", "all"), default="tuning", help="which built-in wishes (default: tuning)"
     )
     parser.add_argument(
-        "--questions", type=positive, default=40, help="unseen questions in each examination (default: 40)"
+        "--questions", type=positive, default=40, metavar="N", help="unseen questions in each examination (default: 40)"
     )
     parser.add_argument(
         "--practise",
@@ -31,7 +31,9 @@ def add(commands: Any) -> None:
         help="after two corrections let the policy practise, and examine it without notes and examples; each wish then "
         "has a server of its own. After -- --sampler upstream …, a local model takes over what was taught",
     )
-    parser.add_argument("--at-once", type=positive, default=4, help="wishes measured at the same time (default: 4)")
+    parser.add_argument(
+        "--at-once", type=positive, default=4, metavar="N", help="wishes measured at the same time (default: 4)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
