@@ -4,6 +4,7 @@
 `BENCH_MODEL` names a model to use in place of the embedded one.
 """
 
+import argparse
 import os
 import platform
 from collections.abc import Sequence
@@ -25,6 +26,12 @@ def sized(real: T, tiny: T) -> T:
 def model_folder() -> Path:
     cache = os.environ.get("OPENCLAW_RL_CACHE", "~/.cache/openclaw-rl")
     return fetch_model(MODEL, Path(cache).expanduser())
+
+
+def argument_parser(about: str | None) -> argparse.ArgumentParser:
+    """Whose --help says what a script measures, and the variables that all scripts read."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=about, epilog=(__doc__ or "").partition("\n\n")[2], formatter_class=form)
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

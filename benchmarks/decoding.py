@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from common import argument_parser
 from cuda_engine import CudaEngine, copy_bandwidth, first_token_flops, step_bytes
 from measuring import matmul_rate
 
@@ -94,6 +95,6 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser = argument_parser(__doc__)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="sequences in a step")
     main(parser.parse_args())

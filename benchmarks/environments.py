@@ -1,7 +1,5 @@
 """Measures what running episodes costs: the driver's overhead a turn, and episodes a second with an instant sampler.
 
-    python benchmarks/environments.py
-
 The server runs in its own process: its real API, renderer, tokenizer (the embedded model's) and ledger, with a sampler
 that answers at once. The driver's overhead is the time of an episode minus that of a minimal client, which sends the
 same requests over one connection. A further table: a training step on the attempts of a group.
@@ -17,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import uvicorn
-from common import machine, model_folder, sized, table, verdict
+from common import argument_parser, machine, model_folder, sized, table, verdict
 from learning import show_siblings
 from serving import ANSWER, Connection, InstantSampler, Server
 
@@ -154,4 +152,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argument_parser(__doc__).parse_args()
     main()

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from common import SMOKE, machine, sized, verdict
+from common import SMOKE, argument_parser, machine, sized, verdict
 from cuda_engine import CUDA_PROMPT, CUDA_TOKENS, CudaEngine, random_prompt
 from learning import GIB, PLENTY, our_step, peft_step, sequence
 from measuring import best, timed, wait
@@ -350,8 +350,8 @@ class Part:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which parts, in this order")
+    parser = argument_parser(__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART", help="which parts, in this order")
     parser.add_argument("--most", type=float, default=MOST_SECONDS, help="seconds for all parts together")
     parser.add_argument("--now", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,14 +1,11 @@
 """Measures how long one hostile request keeps everybody else waiting: the worst delay of another client's /healthz.
 
-    python benchmarks/freeze.py [--mb 8] [--context 8192]
-
 The baseline is a server that reads a request in the obvious way: it parses the body, renders the chat, and tokenises
 it with `tokenizer.encode` in a thread. Its requests have two megabytes; larger ones would stop it for minutes. Ours has
 its real API, renderer, tokenizer and ledger, with a sampler that answers at once. Each server runs in a process of its
 own. While a request of each kind is read, another client asks for /healthz every few milliseconds.
 """
 
-import argparse
 import json
 import socket
 import tempfile
@@ -19,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from common import machine, model_folder, sized, table, verdict
+from common import argument_parser, machine, model_folder, sized, table, verdict
 from serving import ANSWER, InstantSampler, Server
 
 from openclaw_rl.engines.base import EngineLimits
@@ -188,7 +185,7 @@ def measure(mb: float, context: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argument_parser(__doc__)
     parser.add_argument("--mb", type=float, default=sized(8.0, 0.02), help="size of the large requests")
     parser.add_argument("--context", type=int, default=8192, help="context of the model that ours serves")
     options = parser.parse_args()

@@ -1,19 +1,16 @@
 """Measures how fast rules judge turns, and how many tokens a language model reads for its votes.
 
-    python benchmarks/judge.py [--turns 2000] [--votes 3]
-
 Tokens read: both questions about a turn with m votes each, as the loop asks them (votes share a prompt, the questions
 share the quoted turn), compared with the same number of independent requests to an engine without a prefix cache.
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-from common import machine, model_folder, sized, table, verdict
+from common import argument_parser, machine, model_folder, sized, table, verdict
 from prometheus_client import CollectorRegistry
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
@@ -156,9 +153,9 @@ def reading(votes: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=sized(2000, 20))
-    parser.add_argument("--votes", type=int, default=sized(3, 1))
+    parser = argument_parser(__doc__)
+    parser.add_argument("--turns", type=int, default=sized(2000, 20), help="to judge by rules")
+    parser.add_argument("--votes", type=int, default=sized(3, 1), help="of a model about each question")
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:

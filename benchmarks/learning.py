@@ -9,7 +9,6 @@ CPU the two sides alternate. Memory is the peak of a step above the memory befor
 Run it on an otherwise idle machine.
 """
 
-import argparse
 import dataclasses
 import gc
 import json
@@ -20,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from common import machine, model_folder, sized, table, verdict
+from common import argument_parser, machine, model_folder, sized, table, verdict
 from measuring import Step, best, matmul_rate, peak, timed
 from ranks import options
 from shapes import SHAPES, random_decoder, transformers_model
@@ -327,8 +326,8 @@ def on_cuda() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (default: cpu)")
     parser.add_argument("--measure", nargs=2, metavar=("SIDE", "SHAPE"), help="one side's step, as JSON")
     parser.add_argument("--all-weights", action="store_true", help="only steps that train all weights; needs a GPU")
     args = parser.parse_args()

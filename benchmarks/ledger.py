@@ -1,7 +1,5 @@
 """Measures recording: durable turns per second, latency added to a request, bytes per turn, time to find a session.
 
-    python benchmarks/ledger.py
-
 The baseline of the first row is one commit per turn, which group commit replaces.
 """
 
@@ -11,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import machine, percentile, sized, table, verdict
+from common import argument_parser, machine, percentile, sized, table, verdict
 
 from openclaw_rl.ledger.schema import FILE, connect, create_tables
 from openclaw_rl.ledger.store import Ledger
@@ -187,6 +185,7 @@ async def measure(scratch: Path) -> None:
 
 
 if __name__ == "__main__":
+    argument_parser(__doc__).parse_args()
     random.seed(0)
     with tempfile.TemporaryDirectory() as scratch_folder:
         asyncio.run(measure(Path(scratch_folder)))

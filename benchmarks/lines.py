@@ -1,7 +1,5 @@
 """Measures lines of policies on one engine: many people's adapters in one batch, and how long a change of line takes.
 
-    python benchmarks/lines.py [--shape Qwen3-4B] [--people 64] [--rank 16] [--tokens 128]
-
 Random weights at a real shape, in the processes of the server (on a GPU; a tiny model on a CPU with BENCH_SMOKE=1):
 - tokens a second of as many requests as people, all with one adapter, and each with an adapter of its own;
 - how long the learner takes to go from one line to another, and to load a line that it did not hold;
@@ -20,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from common import machine, percentile, sized, table, verdict
+from common import argument_parser, machine, percentile, sized, table, verdict
 from cuda_engine import random_prompt
 from shapes import QWEN3_0_6B, SHAPES, save_random_model
 
@@ -190,11 +188,11 @@ async def measure(given: argparse.Namespace, scratch: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="Qwen3-4B")
-    parser.add_argument("--people", type=int, default=sized(64, 4))
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=sized(128, 8))
+    parser = argument_parser(__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="Qwen3-4B", help="of the model")
+    parser.add_argument("--people", type=int, default=sized(64, 4), help="adapters, and requests at once")
+    parser.add_argument("--rank", type=int, default=16, help="of each adapter")
+    parser.add_argument("--tokens", type=int, default=sized(128, 8), help="of each answer")
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as scratch:

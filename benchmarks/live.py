@@ -1,7 +1,5 @@
 """Measures the live page over a large ledger: the server's time for each view, and what an open page costs when idle.
 
-    python benchmarks/live.py
-
 The ledger has 100,000 turns. The first view may take 300 ms of the server's time, an idle page 1 % of a core.
 """
 
@@ -13,7 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
-from common import machine, percentile, sized, table, verdict
+from common import argument_parser, machine, percentile, sized, table, verdict
 
 from openclaw_rl.ledger import sessions, training, turns, verdicts
 from openclaw_rl.types import (
@@ -155,4 +153,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argument_parser(__doc__).parse_args()
     main()

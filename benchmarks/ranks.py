@@ -9,7 +9,6 @@ are measured. Times are the best of nine after a warm-up, with each variant in a
 of a step. What several ranks would hold is computed from the sizes. Run it on an otherwise idle machine.
 """
 
-import argparse
 import json
 import random
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine, sized, table, verdict
+from common import argument_parser, machine, sized, table, verdict
 from measuring import best, peak, resident
 from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder
 
@@ -145,9 +144,9 @@ def show(shape: str, device: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--shape", choices=list(SHAPES), default="small")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (default: cpu)")
+    parser.add_argument("--shape", choices=list(SHAPES), default="small", help="of the model (default: small)")
     parser.add_argument("--measure", nargs=2, metavar=("RANK", "HELD"), help="one variant, as JSON")
     args = parser.parse_args()
     if args.measure:

@@ -7,7 +7,6 @@
 Every ratio compares two measurements of the same run on the same machine. Run it on an otherwise idle machine.
 """
 
-import argparse
 import asyncio
 import random
 import time
@@ -16,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import machine, model_folder, sized, table, verdict
+from common import argument_parser, machine, model_folder, sized, table, verdict
 from cuda_engine import (
     CUDA_PROMPT,
     CUDA_TOKENS,
@@ -275,8 +274,8 @@ def show_first_tokens(engine: CudaEngine) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (default: cpu)")
     parser.add_argument("--steps", action="store_true", help="only the decode steps, on CUDA")
     options = parser.parse_args()
     random.seed(0)

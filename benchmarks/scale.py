@@ -3,7 +3,7 @@
 All of it is computed from numbers that were measured on one H200 for the shape of Qwen3-4B. Nothing here is measured.
 """
 
-from common import machine, table
+from common import argument_parser, machine, table
 
 #: Parameters of the model, and of a LoRA adapter of rank 32 on all linear layers.
 PARAMETERS, ADAPTER, LAYERS = 4.02e9, 66.1e6, 36
@@ -96,4 +96,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argument_parser(__doc__).parse_args()
     main()

@@ -1,7 +1,5 @@
 """Measures what the server adds to a request, compared with a bare FastAPI echo of the same payload.
 
-    python benchmarks/serving.py
-
 Each runs in its own process under uvicorn with the same settings. Our server has its real API, renderer and
 tokenizer (the embedded model's), with a sampler that answers at once, so that only the server is measured.
 The other wires are compared with chat completions, whole and streamed, on the same conversations. The last table has
@@ -25,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import uvicorn
-from common import machine, model_folder, percentile, sized, table, verdict
+from common import argument_parser, machine, model_folder, percentile, sized, table, verdict
 from fastapi import FastAPI
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats, SamplerCapabilities
@@ -461,6 +459,7 @@ async def measure_front(api: int, front: int) -> None:
 
 
 if __name__ == "__main__":
+    argument_parser(__doc__).parse_args()
     with Server(serve_echo) as echo_server, Server(serve_ours) as our_server:
         asyncio.run(measure(echo_server.port, our_server.port))
         asyncio.run(measure_wires(our_server.port))

@@ -1,14 +1,14 @@
 """Decoders with random weights at real shapes, for measurements without a checkpoint.
 
-python benchmarks/shapes.py FOLDER [SHAPE]   writes a model folder with random weights, at the shape of Qwen3-4B 8 GB
+python benchmarks/shapes.py FOLDER [SHAPE]   writes a model folder, at the shape of Qwen3-4B 8 GB
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import argument_parser
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Shape, take_apart, write_tensors
@@ -112,5 +112,8 @@ def save_random_model(folder: Path, shape: Shape, device: str) -> None:
 
 
 if __name__ == "__main__":
-    shape = SHAPES[sys.argv[2]] if len(sys.argv) > 2 else QWEN3_4B
-    save_random_model(Path(sys.argv[1]), shape, "cuda" if torch.cuda.is_available() else "cpu")
+    parser = argument_parser(__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
+    parser.add_argument("shape", nargs="?", choices=SHAPES, default="Qwen3-4B", help="(default: Qwen3-4B)")
+    given = parser.parse_args()
+    save_random_model(given.folder, SHAPES[given.shape], "cuda" if torch.cuda.is_available() else "cpu")

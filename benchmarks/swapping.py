@@ -11,7 +11,6 @@ A round is the way from feedback to served weights, seen from outside, while nob
 batch, then one short question after the other until a new policy answers. The first rounds compile and are not counted.
 """
 
-import argparse
 import itertools
 import json
 import signal
@@ -24,7 +23,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import MODEL, machine, percentile, sized, table, verdict
+from common import MODEL, argument_parser, machine, percentile, sized, table, verdict
 
 SHAPES = ("Qwen3-0.6B", "Qwen3-4B")
 #: Seconds from the last feedback of a batch to an answer of the new policy, at most.
@@ -228,9 +227,9 @@ def random_model(shape: str, folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=sized(4.0, 0.05), help="of load; 0 for none")
-    parser.add_argument("--clients", type=int, default=2)
+    parser = argument_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=sized(4.0, 0.05), help="of load; 0 for none (default: 4)")
+    parser.add_argument("--clients", type=int, default=2, help="who ask at the same time")
     parser.add_argument("--rounds", type=int, default=sized(0, 1), help="from feedback to served weights")
     parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape")
     options = parser.parse_args()

@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import MODEL, SMOKE, machine, sized, table, verdict
+from common import MODEL, SMOKE, argument_parser, machine, sized, table, verdict
 
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals.chat import Chat
@@ -270,13 +270,15 @@ def show_people(given: argparse.Namespace, trials: dict[tuple[str, int, str], Tr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(tempfile.mkdtemp()) if SMOKE else Path("runs/team"))
+    parser = argument_parser(__doc__)
+    parser.add_argument(
+        "--out", type=Path, default=Path(tempfile.mkdtemp()) if SMOKE else Path("runs/team"), help="of the results"
+    )
     parser.add_argument("--modes", default=",".join(TOGETHER), help="some of alone, shared, lines, eight")
     parser.add_argument("--seed", type=int, default=0, help="the first")
-    parser.add_argument("--seeds", type=int, default=sized(3, 1))
+    parser.add_argument("--seeds", type=int, default=sized(3, 1), help="how many")
     parser.add_argument("--sessions", type=int, default=sized(60, 1), help="of each person, at most")
-    parser.add_argument("--seconds", type=float, default=sized(265.0, 120.0))
+    parser.add_argument("--seconds", type=float, default=sized(265.0, 120.0), help="of a trial, in all")
     parser.add_argument("--exam-every", type=int, default=1000, help="policies between two short examinations")
     parser.add_argument("flags", nargs="*", help="further options of the servers, after --")
     given = parser.parse_args()

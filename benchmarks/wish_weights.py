@@ -3,11 +3,8 @@
 Logistic regression with a penalty on large weights over words and pairs of words, on the sets of `tests/judge` that are
 for tuning. It prints what eight-fold cross-validation finds; with `--write` it replaces the English file of weights.
 Sets that only measure (`SETS` does not have them) are not read.
-
-    python benchmarks/wish_weights.py [--write]
 """
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from common import machine, sized, table
+from common import argument_parser, machine, sized, table
 
 from openclaw_rl.judge.rules.grammar import LEAST, Scale, all_grammars
 from openclaw_rl.judge.rules.phrases import shorten, without_code
@@ -54,7 +51,7 @@ class Given(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--write", action="store_true", help="replace the file of weights")
     arguments = parser.parse_args()
     cases = [case for name in SETS for case in read_cases(ROOT / "tests/judge" / name)]

@@ -57,13 +57,41 @@ def test_an_argument_that_may_be_a_secret_is_not_shown(
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command", [("demo",), ("wishes",), ("wishes", "pirate"), ("benchmark", "--baseline", "bare"), ("rollout",)]
+)
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        (("--xyzzy",), "There is no option --xyzzy. See openclaw-rl serve --help."),
+        (("--batch-siz", "4"), "There is no option --batch-siz; did you mean --batch-size?"),
+        (("--batch-size", "many"), "--batch-size 'many' (from flag) is not valid: it must be a whole number."),
+        (("--batch-size",), "Argument --batch-size: expected one argument. See openclaw-rl serve --help."),
+    ],
+)
+def test_an_option_that_the_server_would_refuse_is_refused_before_anything_starts(
+    command: tuple[str, ...],
+    option: tuple[str, ...],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--", *option]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"openclaw-rl: {problem}\n")
+    assert not any(tmp_path.iterdir())
+
+
 def test_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command in (name for module in build_parser()._actions if module.choices for name in module.choices):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         # The choices of a flag are one word.
-        shown = [line for line in capsys.readouterr().out.splitlines() if "|" not in line]
+        told = capsys.readouterr().out.splitlines()
+        shown = [line for line in told if not line.startswith("  -") or "|" not in line]
         assert max(map(len, shown)) <= 80, command
 
 

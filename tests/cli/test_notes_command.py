@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from openclaw_rl.ledger import notes, turns, verdicts
 from openclaw_rl.types import ConversationNote, HeardWishes, SampleKind, Verdict, Wish
 from support.commands import Program, status
@@ -28,6 +30,20 @@ def test_notes_are_listed_with_their_source_and_effect(book: Book, program: Prog
     assert code == 0
     for part in (SHORT.instruction, f"turn {turn}", "2 of 2", "0 of 1", "active"):
         assert part in out
+
+
+def test_the_text_of_a_note_has_room_in_a_terminal_of_80_columns(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner in ("anna", "somebody-with-a-long-name"):
+        first = said(book, SHORT, owner=owner)
+        for given in [True] * 12 + [False] * 11:
+            note = ConversationNote(first, SHORT.instruction, given)
+            said(book, owner=owner, score=1.0, notes=[note])
+    monkeypatch.setenv("COLUMNS", "80")
+    out = program("notes")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    assert "Answer in one short" in out, "a line has several words"
 
 
 def test_notes_are_listed_by_user(book: Book, program: Program) -> None:

@@ -38,10 +38,10 @@ UUID = "0b5c1f2e-1111-2222-3333-444455556666"
 
 
 @pytest.mark.parametrize("owners", [("me", "me"), ("me", "somebody-else")])
-@pytest.mark.parametrize("ids", [("s-0123456789ab", "s-ba9876543210"), (UUID, "s-0123456789ab")])
 def test_in_a_terminal_of_80_columns_ids_are_whole(
-    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, ids: tuple[str, str], owners: tuple[str, str]
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, owners: tuple[str, str]
 ) -> None:
+    ids = ("s-0123456789ab", "s-ba9876543210")
     for id, owner in zip(ids, owners, strict=True):
         book.capture(a_turn(id, owner, messages=[{"role": "user", "content": "what is it\nabout? " * 20}]))
     monkeypatch.setenv("COLUMNS", "80")
@@ -52,6 +52,21 @@ def test_in_a_terminal_of_80_columns_ids_are_whole(
     for row in told.values():
         assert any(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", cell) for cell in row)
         assert re.match(r"what is .*…", row[-1])
+
+
+@pytest.mark.parametrize("owners", [("me", "me"), ("me", "somebody-else")])
+def test_the_words_of_a_session_are_below_a_long_id_where_they_have_no_room_beside_it(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, owners: tuple[str, str]
+) -> None:
+    for id, owner in zip((UUID, "s-0123456789ab"), owners, strict=True):
+        book.capture(a_turn(id, owner, messages=[{"role": "user", "content": "what is it\nabout? " * 20}]))
+    monkeypatch.setenv("COLUMNS", "80")
+    out = program("sessions")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    told = rows(out)
+    assert [row[0] for row in told[::2]] == ["s-0123456789ab", UUID]
+    assert {row[0] for row in told[1::2]} == {"what is it about? what is it about?…"}
+    assert ("somebody-else" in out) == ("somebody-else" in owners)
 
 
 def test_a_session_is_about_a_persons_words_and_not_the_clients(book: Book, program: Program) -> None:

@@ -251,6 +251,26 @@ async def test_work_for_idle_times_gives_its_slot_to_people(
             await resting
 
 
+async def test_a_score_for_idle_times_that_waited_for_its_slot_gives_it_to_people(
+    sampler: LocalSampler, adapters: list[Path]
+) -> None:
+    """Somebody waits behind it, while others, whom the shared policy serves, are never quiet."""
+    await sampler.publish(5, policy_in(adapters[0]))
+    for number, name in enumerate(["anna", "ben", "carl"]):
+        await sampler.publish(10 + number, policy_in(adapters[number]), line=name)
+    async with writing_on(sampler, "nobody"), asyncio.timeout(20):
+        carl = sampler.sample(replace(request(400), line="carl"))
+        await asyncio.sleep(0.3)
+        score = asyncio.create_task(sampler.score(ScoreRequest([1] * 500, 400, version=10, priority=Priority.IDLE)))
+        await asyncio.sleep(0.1)
+        ben = asyncio.create_task(collect(sampler, replace(request(3), line="ben")))
+        await asyncio.sleep(0.1)
+        carl.close()
+        assert len(await ben) == 3
+        with pytest.raises(EngineUnavailable, match="gave its place"):
+            await score
+
+
 async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSampler, tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="adapter_config"):
         await shared.publish(1, PolicyRef(WeightForm.PEFT, tmp_path))

@@ -8,13 +8,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from openclaw_rl.cli import main
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals.benchmark import run as runner
 from openclaw_rl.evals.benchmark import tracks
 from openclaw_rl.evals.benchmark.person import PastingChat
-from openclaw_rl.evals.benchmark.results import load_results, scores
+from openclaw_rl.evals.benchmark.results import load_results, results_table, scores
 from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS
 from openclaw_rl.evals.conversation import questions
 from openclaw_rl.evals.wishes.drawn import FORMS, PLACES, draw
@@ -264,13 +265,26 @@ def test_two_results_are_compared_case_by_case(
     capsys.readouterr()
     assert main(["benchmark", "compare", str(tmp_path), str(of_perfect / f"endpoint-{SEED}.jsonl")]) == 0
     shown = capsys.readouterr().out
-    assert "endpoint minus stubborn" in shown
+    assert "endpoint minus stubborn, on the same cases (95 % interval)\n" in shown
     assert shown.count("+1.00 (") == 2
     assert measure(tmp_path / "other", ScriptedEndpoint(stubborn), "--track", "many", "--seed", "8") == 0
     assert main(["benchmark", "compare", str(tmp_path / "other"), str(of_perfect)]) == 2
     assert "no case in common" in capsys.readouterr().err
     assert main(["benchmark", "compare", str(of_perfect)]) == 2
     assert main(["benchmark", "compare", str(of_perfect), str(tmp_path / "nothing")]) == 2
+
+
+def test_the_table_at_the_end_fits_a_terminal_of_80_columns(of_perfect: Path) -> None:
+    """Each track in two lines, and nothing cut off or broken within a word."""
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(results_table(load_results(of_perfect)))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    told = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [row[0] for row in told] == [word for track in TRACKS for word in ("endpoint", track)]
+    assert [row[1] for row in told if row[0] == "endpoint"] == ["1.00"] * len(TRACKS)
+    assert {row[5] for row in told if row[0] in TRACKS} == {""}, "tokens are on the first line"
 
 
 def test_the_table_the_picture_and_the_page_have_all_tracks(of_perfect: Path) -> None:

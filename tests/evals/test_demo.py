@@ -245,6 +245,33 @@ run_stoppable(work(), Console())
 """
 
 
+SLOW_TO_END = """
+import asyncio, threading, time
+from rich.console import Console
+from openclaw_rl.lab.commands import run_stoppable
+
+async def work():
+    print("started", flush=True)
+    await asyncio.sleep(3600)
+
+run_stoppable(work(), Console())
+# The interpreter waits for it when it ends.
+threading.Thread(target=time.sleep, args=(3600,)).start()
+"""
+
+
+def test_ctrl_c_after_the_work_has_stopped_ends_at_once_and_prints_no_traces() -> None:
+    command = [sys.executable, "-c", SLOW_TO_END]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGINT)
+        assert [process.stdout.readline() for _ in range(2)][1] == "Stopped.\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 128 + signal.SIGINT
+
+
 def test_ctrl_c_twice_ends_at_once_and_prints_no_traces() -> None:
     command = [sys.executable, "-c", SLOW_TO_STOP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -261,13 +288,19 @@ def test_a_table_of_what_was_measured_has_no_model_of_which_nothing_is_known() -
     plans = [EvalPlan(task, 2, 10, evaluate.PLANS["coding"](True).ask) for task in ("coding", "tool-use")]
     whole = [TaskScores(plan.task, (a_case(), a_case("second"))) for plan in plans]
     half = TaskScores("tool-use", (a_case(passed=False),))
-    console = Console(width=120)
+    mine = "runs/default/checkpoints/step-000012"
+    console = Console(width=80)
     with console.capture() as shown:
-        console.print(scoreboard.table(["mine"], by_task(plans, [[whole[0]]])))
-        console.print(scoreboard.table(["mine", "base"], by_task(plans, [whole, [whole[0], half]])))
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.get().splitlines() if line[0] == "│"]
-    assert rows[0] == ["coding", "2", "1.00 (0.34–1.00)"]
-    assert rows[2] == ["tool-use", "2 and 1 of 2", "1.00 (0.34–1.00)", "0.00 (0.00–0.79)", "–", "–"]
+        console.print(scoreboard.table([mine], by_task(plans, [[whole[0]]])))
+        console.print(scoreboard.table([mine, "base"], by_task(plans, [whole, [whole[0], half]])))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [[cell.strip() for cell in line.split("┃")[1:-1]] for line in lines if line[0] == "┃"]
+    assert "".join(row[2] for row in heads if len(row) > 3) == mine, "a path is whole"
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line[0] == "│"]
+    assert rows[:2] == [["coding", "2", "1.00"], ["", "", "(0.34–1.00)"]]
+    assert rows[4] == ["tool-use", "2 and 1 of", "1.00", "0.00", "–", "–"]
+    assert rows[5] == ["", "2", "(0.34–1.00)", "(0.00–0.79)", "", ""]
 
 
 def test_a_quick_evaluation_asks_some_cases_of_every_kind() -> None:
@@ -418,10 +451,10 @@ def test_a_server_that_does_not_start_is_said_and_fails_the_demo(
         "--model-name",
         str(tiny_model),
     ]
-    assert main([*line, "--", "--no-such-option"]) == 1
+    assert main([*line, "--", "--gate", "no-such-file"]) == 1
     shown = capsys.readouterr().out
     assert shown.count("failed: The server did not start") == len(METHODS)
-    assert "no-such-option" in shown
+    assert "no-such-file" in shown
 
 
 def test_a_demo_runs_what_make_run_runs(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, StepStopped
 from openclaw_rl.learn.checkpoints import Checkpoints, line_folder
 from openclaw_rl.learn.reporting import MAX_LINES_SHOWN
 from openclaw_rl.learn.step import Phase
@@ -176,3 +176,28 @@ async def test_a_wish_that_most_people_have_in_the_same_words_teaches_the_shared
     await team.trained(*practised)
     assert team.served(SHARED) == [practised]
     assert practised not in [*team.steps("anna"), *team.steps("ben"), *team.steps("carl")]
+
+
+async def test_a_practice_that_rests_keeps_nobody_from_learning(team: TeamRun) -> None:
+    await team.start(learning=False)
+    anna = team.learner.for_line("anna")
+
+    async def work(*_: object) -> None:
+        await anna.stopped.wait()
+        anna.hooks.pop("step")
+        raise StepStopped("the step was stopped")
+
+    anna.hooks["step"] = work
+    note = team.book.change(notes.add, "anna", "Call me chef.")
+    practised = team.book.change(begin, note.number, *[None] * practices.BATCH)
+    team.learn()
+    await team.until(lambda: any(loop.phase is Phase.TRAINING for loop in team.loops()))
+    loop = team.lines.loops["anna"]
+    loop.pause_practice(paused=True)
+    assert (anna.is_paused, anna.stopped.is_set()) == (True, False)
+    ben = team.judged("ben")
+    # As what practises notes does, again and again while somebody writes.
+    loop.pause_practice(paused=True)
+    await team.trained(*ben)
+    await team.trained(*practised)
+    assert (team.served("anna"), team.served("ben")) == ([practised], [ben])

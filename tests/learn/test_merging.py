@@ -13,7 +13,7 @@ from openclaw_rl.learn.checkpoints import RECORD, Checkpoints, line_folder, writ
 from openclaw_rl.learn.merging import NotMerged, merge_into
 from openclaw_rl.ledger import deletion, training
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import SHARED
+from openclaw_rl.types import SHARED, State
 from support.team_run import SECONDS, TeamRun
 
 
@@ -93,6 +93,32 @@ async def test_what_lines_have_in_common_is_merged_into_the_shared_line_and_can_
     await team.lines.retrain()
     assert team.served(SHARED)[:1] == learned[:1]
     assert learned[1] not in team.served(SHARED)
+
+
+async def test_steps_that_the_average_does_not_hold_are_made_again_after_it(team: TeamRun) -> None:
+    team.options["save_interval"] = 1
+    average, learned = await average_of_lines(team)
+    imported, late = learned[0], team.judged("imported")
+    await team.trained(*late)
+    assert team.served(SHARED) == [imported, late]
+    await team.stop_learning()
+    version = await merge(team, average)
+    assert team.served(SHARED) == learned
+    assert team.steps(SHARED) == [imported], "what the policy that serves does not hold does not count"
+    assert {team.book.state(turn) for turn in late} == {State.JUDGED}
+    await team.kill()
+    await team.start(learning=False)
+    assert team.served(SHARED) == learned
+    assert {team.book.state(turn) for turn in late} == {State.JUDGED}, "a restart finds the same"
+    assert version not in team.book.ledger.read(training.versions_with, late)
+    team.learn()
+    await team.trained(*late)
+    assert team.served(SHARED) == [*learned, late]
+    assert team.steps(SHARED) == [imported, late]
+    # What served before the merge counts again with it.
+    before = next(one for one in team.lines.shared.line.checkpoints.all() if len(one.batches) == 1 and one.step == 2)
+    await team.lines.shared.roll_back(before)
+    assert team.served(SHARED) == team.steps(SHARED) == [imported, late]
 
 
 @pytest.mark.more

@@ -28,6 +28,9 @@ SLOWER = [
 #: These have nothing to measure without a GPU.
 ON_CUDA = {"decoding"}
 HELPERS = {"common", "cuda_engine", "measuring", "shapes"}
+PROGRAMS = (*QUICK, *MORE, *SLOWER, *ON_CUDA, "shapes")
+#: Some do not import PyTorch, so they answer quickly.
+WITH_HELP = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.more) for name in PROGRAMS]
 
 slow = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs it")
 
@@ -57,3 +60,19 @@ def test_a_benchmark_runs_to_its_end(script: str, model: Path) -> None:
     # A table has this line below its head.
     assert "----" in done.stdout
     assert "smoke run" in done.stdout
+
+
+@pytest.mark.parametrize("script", WITH_HELP)
+def test_a_benchmark_says_what_it_measures_and_refuses_what_it_does_not_know(script: str) -> None:
+    file = ROOT / "benchmarks" / f"{script}.py"
+    command = [sys.executable, str(file)]
+    asked, wrong = (
+        subprocess.run([*command, given], capture_output=True, text=True, timeout=120, check=False)
+        for given in ("--help", "--nonsense")
+    )
+    assert (asked.returncode, asked.stderr) == (0, "")
+    first = file.read_text().splitlines()[0].removeprefix('"""')
+    assert first in asked.stdout
+    assert "BENCH_SMOKE" in asked.stdout
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "usage:" in wrong.stderr

@@ -363,6 +363,17 @@ def load(
         raise problem(error, FIELDS, origins) from None
 
 
+def check_values(flags: Mapping[str, Any]) -> None:
+    """Refuse an option whose value is wrong, whatever the other options are. Raises ConfigError."""
+    values, origins = read(FIELDS, flags, {}, {}, None)
+    for kind in SECTIONS:
+        try:
+            kind(**_some(values, kind))
+        except ValidationError as error:
+            if error.errors()[0]["loc"]:
+                raise problem(error, FIELDS, origins) from None
+
+
 #: In a run directory.
 OPTIONS_FILE = "options.toml"
 OPTIONS_HEAD = (

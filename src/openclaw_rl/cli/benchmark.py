@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import KeepExamples, add_command, load_options, positive, refuse_secrets
+from openclaw_rl.cli.parser import KeepExamples, add_command, check_server_options, load_options, positive
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals.arguments import MODEL_OPTIONS, USER_KEY
 
@@ -43,9 +43,14 @@ def add(commands: Any) -> None:
         help="only some of wishes, people, sense, many, change-of-mind, two-people, forget, tools",
     )
     parser.add_argument("--quick", action="store_true", help="ask about a tenth: minutes, not an hour, on two cores")
-    parser.add_argument("--seeds", type=positive, default=1, help="measure with so many seeds (default: 1)")
     parser.add_argument(
-        "--at-once", type=positive, help="items measured at the same time (default: 4; 1 with baselines that train)"
+        "--seeds", type=positive, default=1, metavar="N", help="measure with so many seeds (default: 1)"
+    )
+    parser.add_argument(
+        "--at-once",
+        type=positive,
+        metavar="N",
+        help="items measured at the same time (default: 4; 1 with baselines that train)",
     )
     parser.add_argument(
         "--quiet",
@@ -75,7 +80,11 @@ def add_endpoint_flags(group: Any) -> None:
     )
     group.add_argument("--by-user", action="store_true", help="tell people apart by OpenAI's field user")
     group.add_argument(
-        "--pause", type=float, default=0.0, help="seconds to wait after each session of an endpoint (default: 0)"
+        "--pause",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait after each session of an endpoint (default: 0)",
     )
     group.add_argument(
         "--forget-url", default="", metavar="URL", help="where DELETE deletes all that the key's owner, or {user}, said"
@@ -106,6 +115,6 @@ def run(options: argparse.Namespace) -> int:
     options.server = options.words
     if options.server and not options.server[0].startswith("-"):
         raise ConfigError(f"Unexpected argument: {options.server[0]}. See openclaw-rl benchmark --help.")
-    refuse_secrets(options.server)
+    check_server_options(options.program, options.server)
     config = load_options(options).config
     return benchmark(machine_of(config), options, config.run.seed if "seed" in config.given() else None)

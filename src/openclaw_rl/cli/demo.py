@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import add_command, load_options, refuse_secrets
+from openclaw_rl.cli.parser import add_command, check_server_options, load_options
 from openclaw_rl.config.general import PERSONAL, PRESETS
 from openclaw_rl.evals.arguments import METHODS, MODEL_OPTIONS, USER_KEY
 from openclaw_rl.evals.personas.persona import BUILT_IN
@@ -42,10 +42,18 @@ def add(commands: Any) -> None:
         default=9.0,
         help="longest time to talk; start and the first and last examination take extra time (default: 9)",
     )
-    parser.add_argument("--sessions", type=int, default=300, help="maximum number of sessions (default: 300)")
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds to repeat each trial with (default: 1)")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="trials that run at the same time, each with its own server (default: 1)"
+        "--sessions", type=int, default=300, metavar="N", help="maximum number of sessions (default: 300)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="number of seeds to repeat each trial with (default: 1)"
+    )
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="trials that run at the same time, each with its own server (default: 1)",
     )
     parser.add_argument("--out", type=Path, help="a new folder for the results (default: runs/demo, or runs/demo-2 …)")
     parser.add_argument(
@@ -59,5 +67,5 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.app.machine import machine_of
     from openclaw_rl.evals.demo import demo
 
-    refuse_secrets(options.server)
+    check_server_options(options.program, options.server)
     return demo(machine_of(load_options(options).config), options)

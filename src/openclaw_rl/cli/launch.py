@@ -18,7 +18,7 @@ SOME_REFUSED = 1
 
 def add(commands: Any) -> None:
     parser: Parser = commands.add_parser("launch", help=DOC, description=f"{DOC[0].upper()}{DOC[1:]}.")
-    parser.add_argument("script", metavar="SCRIPT", help="the name of a file in launch/, without .sh")
+    parser.add_argument("script", metavar="SCRIPT", help="such as run_terminal_rl; an unknown name gets a list of all")
     parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="…", help="options, such as --dry-run")
     parser.set_defaults(run=run)
 

@@ -21,6 +21,8 @@ from openclaw_rl.types import Note, NoteOutcomes, NoteState, Practice
 DOC = "list the notes of what users asked for and the examples that they gave, or add, edit, remove and pin some"
 #: Characters of an example's question and answer in the table.
 MAX_SHOWN = 160
+#: The narrowest column for the text of a note, also beside long names of owners.
+MIN_TEXT = 24
 
 
 def add(commands: Any) -> None:
@@ -76,18 +78,18 @@ def notes_table(notes: Sequence[Note], kind: str, practised: Mapping[int, Practi
     """Notes or examples with their source, how often they held, their state, and their last practice."""
     table = Table()
     owners = len({note.owner for note in notes}) > 1
-    for heading in (kind, *(["owner"] if owners else []), "text", "from", "held with", "without", "state"):
-        table.add_column(heading, overflow="fold")
+    for heading in (kind, *(["owner"] if owners else []), "text", "from", "held", "state"):
+        table.add_column(heading, overflow="fold", min_width=MIN_TEXT if heading == "text" else None)
     for note in notes:
         source = str(note.origin) if note.turn is None else f"{note.origin}, turn {note.turn}"
         since = time.strftime("%Y-%m-%d", time.localtime(note.created))
         owner = [Text(note.owner)] if owners else []
-        counts = (share(note.given), share(note.withheld))
+        held = "\n".join((*share("with", note.given), *share("without", note.withheld)))
         text = f"{shortened(note.question)}\n→ {shortened(note.text)}" if note.question else note.text
         cell = Text(text)
         if practice := practised.get(note.number):
             cell.append(f"\n{practice.words}", "dim")
-        table.add_row(str(note.number), *owner, cell, f"{source}\n{since}", *counts, Text(state_cell(note)))
+        table.add_row(str(note.number), *owner, cell, f"{source}\n{since}", held, Text(state_cell(note)))
     return table
 
 
@@ -96,8 +98,8 @@ def shortened(text: str) -> str:
     return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} …"
 
 
-def share(outcomes: NoteOutcomes) -> str:
-    return f"{outcomes.held} of {outcomes.total}" if outcomes.total else "–"
+def share(given: str, outcomes: NoteOutcomes) -> list[str]:
+    return [f"{given} {outcomes.held} of {outcomes.total}"] if outcomes.total else []
 
 
 def state_cell(note: Note) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from openclaw_rl.app.config import FIELDS, Config, Loaded, load, load_for_run
+from openclaw_rl.app.config import FIELDS, Config, Loaded, check_values, load, load_for_run
 from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of
 from openclaw_rl.types import SHARED
 
@@ -72,10 +72,14 @@ def secret_flag(word: str) -> str | None:
     return next((secret for secret in SECRET_FLAGS if secret.startswith(name)), None)
 
 
-def refuse_secrets(words: Sequence[str], otherwise: str = "") -> None:
-    """Refuse the flags of secrets among a server's options that results repeat. Raises ConfigError."""
+def check_server_options(program: Parser, words: Sequence[str], otherwise: str = "") -> None:
+    """Refuse what a server that is to be started would refuse, and secrets, which results would repeat.
+
+    Whether options fit together is left to the server: a command adds some of its own. Raises ConfigError.
+    """
     if secret := next(filter(None, map(secret_flag, words)), None):
         raise ConfigError(f"{secret} cannot be given after --, where it would be written to results{otherwise}.")
+    check_values(given_flags(program.parse_args(["serve", *words])))
 
 
 def unexpected(argument: str, arguments: Sequence[str]) -> str:

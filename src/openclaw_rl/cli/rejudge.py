@@ -31,6 +31,7 @@ def add(commands: Any) -> None:
     judging = [name for name, field in FIELDS.items() if option_of(field).group == "Judge"]
     model = ("model_name", "teacher_model_name", "cache_dir", "device", "seed")
     parser = add_command(commands, "rejudge", DOC, run, (*RUN_OPTIONS, *judging, *model))
+    parser.usage = "openclaw-rl rejudge [options]"
     parser.add_argument(
         "--last", type=positive, default=1000, metavar="N", help="only the last N turns (default: 1000)"
     )

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.app.config import Config, shown
-from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets, user_key
+from openclaw_rl.cli.parser import add_command, check_server_options, load_options, positive, user_key
 from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read, shown_default
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
@@ -38,6 +38,7 @@ ONLY_FOR_STARTED_SERVER = ("method", "model_name", "device")
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "rollout", DOC, run, SERVER_OPTIONS, {"method": METHOD})
+    parser.usage = "openclaw-rl rollout [options] [-- OPTIONS ...]"
     add_flags(parser, FIELDS)
     parser.add_argument(
         "--env-arg",
@@ -135,7 +136,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     from openclaw_rl.envs.rollout import DEFAULT_RUN_DIR, SERVER_FLAGS, Target
     from openclaw_rl.http_client import text_without_accounts, url_without_account
 
-    refuse_secrets(options.server, ": start that server with openclaw-rl serve, and give --url")
+    check_server_options(options.program, options.server, ": start that server with openclaw-rl serve, and give --url")
     if options.url and options.own_server:
         raise ConfigError("--url and --own-server exclude each other.")
     url = options.url or ("" if options.own_server else server_url(config.run.folder) or "")

@@ -21,9 +21,10 @@ from openclaw_rl.terminal import console
 from openclaw_rl.types import SHARED, ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
 
 #: Columns that the list leaves out where the terminal is too narrow, in this order.
-OPTIONAL_COLUMNS = ("recognised by", "main", "open", "with next state", "group", "owner", "task")
-#: The narrowest and the widest column for what a session is about.
+OPTIONAL_COLUMNS = ("recognised by", "main", "open", "with next state", "group", "turns", "owner", "task")
+#: The narrowest and the widest column for what a session is about. With less room the words go below the id.
 MIN_ABOUT, MAX_ABOUT = 20, 60
+ID = "session"
 #: What a column takes besides its text: a line and a blank on either side.
 COLUMN_FRAME = 3
 #: How many sessions are named where an id fits several.
@@ -75,30 +76,43 @@ def list_sessions(db: Connection) -> None:
         out.print("No session has been recorded yet.")
         return
     columns = session_columns(sessions)
-    widths = {name: column_width(name, cells) for name, cells in columns.items()}
-    for name in OPTIONAL_COLUMNS:
-        if room_left(widths, out.width) < MIN_ABOUT:
-            widths.pop(name, None)
+    all_widths = {name: column_width(name, cells) for name, cells in columns.items()}
+    widths = fitting(all_widths, out.width, MIN_ABOUT)
+    is_below = room_left(widths, out.width) < MIN_ABOUT
+    if is_below:
+        widths = fitting(all_widths, out.width, -COLUMN_FRAME)
     table = Table()
     for name, width in widths.items():
-        table.add_column(name, min_width=width, max_width=width)
-    about_width = max(len("about"), min(MAX_ABOUT, room_left(widths, out.width)))
-    table.add_column("about", no_wrap=True, max_width=about_width)
+        table.add_column(f"{name}, about" if is_below and name == ID else name, min_width=width, max_width=width)
+    if not is_below:
+        table.add_column("about", no_wrap=True, max_width=min(MAX_ABOUT, room_left(widths, out.width)))
     for row, session in enumerate(sessions):
         # Clients choose names: nothing in them is markup.
-        cells = (Text(columns[name][row]) for name in widths)
+        cells = [Text(columns[name][row]) for name in widths]
         try:
-            words = about(first_messages(db, session.number))
+            words = Text(about(first_messages(db, session.number)))
         except DamagedTurn as error:
-            words = f"({error})"
-        table.add_row(*cells, Text(words))
+            words = Text(f"({error})")
+        if is_below:
+            words.truncate(widths[ID], overflow="ellipsis")
+            cells[0] = Text.assemble((cells[0].plain, "bold"), "\n", words)
+        table.add_row(*cells, *([] if is_below else [words]))
     out.print(table, crop=False)
+
+
+def fitting(widths: Mapping[str, int], total: int, room: int) -> dict[str, int]:
+    """The columns that leave this much room for one more, if leaving out optional ones is enough."""
+    chosen = dict(widths)
+    for name in OPTIONAL_COLUMNS:
+        if room_left(chosen, total) < room:
+            chosen.pop(name, None)
+    return chosen
 
 
 def session_columns(sessions: Sequence[SessionSummary]) -> dict[str, list[str]]:
     """The cells of the list, by heading."""
     columns = {
-        "session": [item.key.id for item in sessions],
+        ID: [item.key.id for item in sessions],
         "owner": [item.key.owner for item in sessions],
         "recognised by": [item.source for item in sessions],
         "last active": [time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last)) for item in sessions],

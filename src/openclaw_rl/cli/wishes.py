@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets
+from openclaw_rl.cli.parser import add_command, check_server_options, load_options, positive
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
 
 DOC = "measure how well and how soon a model keeps what people wish, by notes, corrections and practice"
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         "--set", choices=("tuning", "report", "all"), default="tuning", help="which built-in wishes (default: tuning)"
     )
     parser.add_argument(
-        "--questions", type=positive, default=40, help="unseen questions in each examination (default: 40)"
+        "--questions", type=positive, default=40, metavar="N", help="unseen questions in each examination (default: 40)"
     )
     parser.add_argument(
         "--practise",
@@ -31,7 +31,9 @@ def add(commands: Any) -> None:
         help="after two corrections let the policy practise, and examine it without notes and examples; each wish then "
         "has a server of its own. After -- --sampler upstream …, a local model takes over what was taught",
     )
-    parser.add_argument("--at-once", type=positive, default=4, help="wishes measured at the same time (default: 4)")
+    parser.add_argument(
+        "--at-once", type=positive, default=4, metavar="N", help="wishes measured at the same time (default: 4)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -47,5 +49,5 @@ def run(options: argparse.Namespace) -> int:
     given = options.names
     options.names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
     server = given[len(options.names) :]
-    refuse_secrets(server)
+    check_server_options(options.program, server)
     return measure_wishes(machine_of(load_options(options).config), options, server)

@@ -134,7 +134,8 @@ def add_flags(
             settings["action"] = argparse.BooleanOptionalAction
         else:
             choices = choices_of(field)
-            settings["metavar"] = "|".join(choices) if choices else name.rsplit("_", 1)[-1].upper()
+            is_number = {int, float} & {field.annotation, *get_args(field.annotation)}
+            settings["metavar"] = "|".join(choices) or ("N" if is_number else name.rsplit("_", 1)[-1].upper())
         if definition.secret:
             settings["action"] = "append"
         groups[definition.group].add_argument(flag(name), *definition.flags, **settings)

@@ -16,7 +16,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import BASE, TASKS, Machine
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.eval_tasks import PLANS
-from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, results_data, share, table
+from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, interval_of, results_data, table
 from openclaw_rl.evals.screen import EvalProgress, TimeLeft
 from openclaw_rl.lab.commands import check_writable, run_stoppable, write_text
 from openclaw_rl.lab.server import run_server
@@ -121,7 +121,7 @@ async def measure(
                 finally:
                     if done or scores:
                         results.append(scores or TaskScores(plan.task, tuple(done)))
-                progress.log(f"{plan.task}: done, {share(results[-1])} of {plan.size}")
+                progress.log(f"{plan.task}: done, {interval_of(results[-1]) or '–'} of {plan.size}")
 
 
 def add_to_runs(

@@ -11,7 +11,7 @@ from rich.table import Table
 from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals.chat import Chat, Reply, Tool
-from openclaw_rl.lab.statistics import Difference, compare_passes, proportion
+from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, in_two_lines, proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +139,21 @@ def by_task(plans: Sequence[EvalPlan], results: Sequence[Sequence[TaskScores]]) 
 
 
 def table(models: Sequence[str], results: Sequence[TaskResult]) -> Table:
-    """One row per task and part; with two models also their difference and its p-value."""
-    scoreboard = Table(title="Share of cases passed (95% interval)", title_justify="left")
+    """One row per task and part; with two models also their difference and its p-value.
+
+    Intervals are below the shares, so that the table fits a terminal of 80 columns.
+    """
+    scoreboard = Table(title="Share of cases passed (95 % interval)", title_justify="left")
     for heading in ("task", "cases", *models, *(("difference", "p") if len(models) == 2 else ())):
-        scoreboard.add_column(heading)
+        # The name of a model is often a path, which is folded to the width of an interval.
+        least = len("(0.00–1.00)") if heading in models else None
+        scoreboard.add_column(heading, overflow="fold", min_width=least, no_wrap=heading not in ("cases", *models))
     for line in results:
-        cells = [line.plan.task, sizes(line), *map(share, line.scores)]
+        shares = [interval_of(scores) for scores in line.scores]
+        cells = [line.plan.task, sizes(line), *(in_two_lines(one) if one else "–" for one in shares)]
         if len(models) == 2:
             change = difference(*line.pair) if line.pair else None
-            cells += [str(change), f"{change.p:.3f}"] if change else ["–", "–"]
+            cells += [in_two_lines(change), f"{change.p:.3f}"] if change else ["–", "–"]
         scoreboard.add_row(*cells)
         means = [scores.part_means() if scores else {} for scores in line.scores]
         for part in dict.fromkeys(name for mean in means for name in mean):
@@ -165,11 +171,11 @@ def sizes(line: TaskResult) -> str:
     return f"{' and '.join(map(str, counts))} of {line.plan.size}"
 
 
-def share(scores: TaskScores | None) -> str:
-    """The share of passed cases. Each case was asked once, so the cases count as independent."""
+def interval_of(scores: TaskScores | None) -> Interval | None:
+    """The share of passed cases, if one was asked. Each was asked once, so the cases count as independent."""
     if scores is None or not scores.cases:
-        return "–"
-    return str(proportion([case.passed for case in scores.cases]))
+        return None
+    return proportion([case.passed for case in scores.cases])
 
 
 def difference(model: TaskScores, other: TaskScores) -> Difference:

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,29 +17,46 @@ from openclaw_rl.errors import UserError
 
 T = TypeVar("T")
 
+#: What stops a command.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def run_stoppable(work: Coroutine[Any, Any, T], console: Console) -> T | None:
     """Do work that a user may end early; None if they did. Of a group of errors, the first is raised.
 
-    Ctrl-C stops it and its servers in order, without an error; once more, at once: servers stop when this process is
-    gone. SIGTERM acts like Ctrl-C from here on, also afterwards.
+    Ctrl-C stops it and its servers in order, without an error; once more, at once, also while this process ends:
+    servers stop when it is gone. SIGTERM acts like Ctrl-C from here on, also afterwards.
     """
+    is_pressed = False
+    tell: Callable[[], object] = do_nothing
+
+    # No handler of the event loop: those are gone before the process is.
+    def press(*_: object) -> None:
+        nonlocal is_pressed
+        if is_pressed:
+            os._exit(128 + signal.SIGINT)
+        is_pressed = True
+        tell()
 
     async def watched() -> T:
+        nonlocal tell
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        presses = count(1)
 
         def stop() -> None:
-            if next(presses) > 1:
-                os._exit(128 + signal.SIGINT)
             console.print("Stopping … (Ctrl-C again: at once)")
             if task:
                 task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
-        return await work
+        tell = partial(loop.call_soon_threadsafe, stop)
+        if is_pressed:
+            tell()
+        try:
+            return await work
+        finally:
+            tell = do_nothing
 
+    for number in SIGNALS:
+        signal.signal(number, press)
     try:
         return asyncio.run(watched())
     except asyncio.CancelledError:
@@ -47,7 +65,12 @@ def run_stoppable(work: Coroutine[Any, Any, T], console: Console) -> T | None:
     except ExceptionGroup as errors:
         raise first(errors) from None
     finally:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if not is_pressed:
+            for number in SIGNALS:
+                signal.signal(number, signal.default_int_handler)
+
+
+def do_nothing() -> None: ...
 
 
 def check_writable(path: Path) -> None:

@@ -5,6 +5,7 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class Lines:
         self._paused: dict[str, float] = {}
         """Until when no step of a line is tried, because one failed."""
         self._stopping = False
+        shared.others_wait = partial(self._others_wait, SHARED)
 
     async def open(self, name: str) -> LearnLoop:
         """The loop of a line, which agrees with what the line has on disk. Raises EngineError, LedgerError, OSError."""
@@ -71,6 +73,7 @@ class Lines:
             async with self._opening:
                 if name not in self.loops:
                     loop = self._make(name)
+                    loop.others_wait = partial(self._others_wait, name)
                     await self._begin(loop)
                     self.loops[name] = loop
         return self.loops[name]
@@ -172,6 +175,15 @@ class Lines:
         for name in sorted(due - self._since.keys()):
             self._since[name] = next(self._arrivals)
         return sorted(due, key=self._since.__getitem__)
+
+    def _others_wait(self, name: str) -> bool:
+        """Whether another line than this one has a full batch to learn from."""
+        for other, (turns, _) in self.ledger.read(waiting_by_line).items():
+            if other != name and turns >= self.settings.batch_size and not self._is_paused(other):
+                loop = self.loops.get(other)
+                if loop is None or loop.is_due(turns, 0):
+                    return True
+        return False
 
     def _has_lost(self, name: str) -> bool:
         return name in self.loops and bool(self.loops[name].line.lost)

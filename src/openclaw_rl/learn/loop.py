@@ -68,6 +68,8 @@ class LearnLoop:
         self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases, guard)
         self.may_practise: Callable[[], bool] = lambda: True
         """Whether a step on practised answers may begin now."""
+        self.others_wait: Callable[[], bool] = lambda: False
+        """Whether a step of another line is due from feedback."""
         self.examines_later = False
         """Whether a practice is under way, which lets the guard examine at its end."""
         self.rests = 0
@@ -216,8 +218,8 @@ class LearnLoop:
             self.stop_step()
 
     def pause_practice(self, *, paused: bool) -> None:
-        """Let the step on practised answers rest, or go on. It is taken back if a step from feedback is due."""
-        if self._is_practising and self._due():
+        """Let the step on practised answers rest, or go on. It is taken back if a line has a step from feedback due."""
+        if self._is_practising and (self._due() or self.others_wait()):
             self.stop_step()
         else:
             self.steps.learner.pause_step(paused=paused and self._is_practising)
@@ -462,9 +464,7 @@ class LearnLoop:
 
     def _due(self, waiting: int | None = None) -> int:
         """How many turns to train on now; 0 means wait. `waiting`: how many there are, if that is known."""
-        settings = self.settings
-        lost = self.line.lost
-        takes = self.line.takes
+        settings, lost, takes = self.settings, self.line.lost, self.line.takes
         waiting = self.ledger.read(trainable, takes) if waiting is None else waiting
         waiting += len(self.ledger.read(to_train, takes)) if lost else 0
         if self.step >= settings.max_steps or not waiting or self._stopping or self.rests:

@@ -29,6 +29,12 @@ TOWARDS_APPLIED = {
     State.JUDGED: State.BATCHED,
     State.BATCHED: State.APPLIED,
 }
+#: The policies whose weights are in each policy. An average has those of the merged lines, and not those of the policy
+#: that it replaced.
+_HELD = (
+    "(SELECT version, parent FROM merged_policies UNION ALL SELECT version, parent FROM policies "
+    "WHERE version NOT IN (SELECT version FROM merged_policies))"
+)
 _MADE_BY = (
     "(SELECT max(u.step) FROM updates u WHERE u.version = {} AND u.outcome IN ('applied', 'undone') "
     f"AND u.line = coalesce(?1, '{SHARED}'))"
@@ -174,9 +180,11 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None, 
     """Of the steps of a line, let exactly those in a policy count.
 
     Other steps that made versions after `undo_after` are undone, so that their turns can be trained on again, and are
-    returned. The rest are rolled back. The turns of those that `blame` gave a reason are set aside with it.
+    returned. So are those that came before an average which does not hold them. The rest are rolled back. The turns of
+    those that `blame` gave a reason are set aside with it.
     """
-    made_from = set(policy_line(db, version))
+    made_from = held_policies(db, version)
+    left_out = set(policy_line(db, version)) - made_from
     undone = []
     for row in db.execute(
         "SELECT number, step, version, reason FROM updates WHERE line = ? AND outcome = ? ORDER BY step",
@@ -184,7 +192,7 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None, 
     ).fetchall():
         if row["version"] in made_from:
             continue
-        is_undone = undo_after is not None and row["version"] > undo_after
+        is_undone = row["version"] in left_out or (undo_after is not None and row["version"] > undo_after)
         _set_outcome(db, row["number"], StepOutcome.UNDONE if is_undone else StepOutcome.ROLLED_BACK)
         if is_undone:
             undone.append(row["step"])
@@ -361,7 +369,7 @@ def is_known_policy(db: sqlite3.Connection, version: int) -> bool:
 
 
 def policy_line(db: sqlite3.Connection, version: int) -> list[int]:
-    """A version and those that it was made from, the newest first, without the base model."""
+    """A version and those that led to it, the newest first, without the base model."""
     rows = db.execute(
         "WITH RECURSIVE line (version) AS (SELECT ?1 UNION"
         " SELECT p.parent FROM policies p JOIN line ON p.version = line.version)"
@@ -369,6 +377,16 @@ def policy_line(db: sqlite3.Connection, version: int) -> list[int]:
         (version, BASE_VERSION),
     )
     return [row["version"] for row in rows]
+
+
+def held_policies(db: sqlite3.Connection, version: int) -> set[int]:
+    """The versions whose training is in the weights of a policy, with its own."""
+    rows = db.execute(
+        "WITH RECURSIVE held (version) AS (SELECT ? UNION"
+        f" SELECT p.parent FROM {_HELD} p JOIN held ON p.version = held.version) SELECT version FROM held",
+        (version,),
+    )
+    return {row["version"] for row in rows}
 
 
 def steps_with(db: sqlite3.Connection, turns: Iterable[int]) -> list[int]:
@@ -387,7 +405,7 @@ def versions_with(db: sqlite3.Connection, turns: Iterable[int]) -> set[int]:
         "WITH RECURSIVE trained (version) AS ("
         " SELECT s.version FROM updates s JOIN update_turns u ON u.number = s.number"
         " WHERE u.turn IN (SELECT value FROM json_each(?)) AND s.version IS NOT NULL"
-        " UNION SELECT p.version FROM (SELECT version, parent FROM policies UNION ALL SELECT * FROM merged_policies) p"
+        f" UNION SELECT p.version FROM {_HELD} p"
         " JOIN trained ON p.parent = trained.version)"
         " SELECT version FROM trained",
         (json.dumps(list(turns)),),

@@ -149,7 +149,8 @@ def bare_headers(given: str) -> dict[str, str] | None:
 def compare(first: Path, second: Path) -> int:
     """Show how much more the second passes than the first, on the cases that both were asked."""
     one, other = load_results(first), load_results(second)
-    terminal.console().print(comparison_table(compared(one, other), named(one), named(other)))
+    title = f"{named(other)} minus {named(one)}, on the same cases (95 % interval)"
+    terminal.print_titled(terminal.console(), title, comparison_table(compared(one, other)))
     return 0
 
 

@@ -16,7 +16,7 @@ from openclaw_rl.evals.benchmark.systems import BASELINES
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.lab.charts import Chart, bar_table, chart_file
 from openclaw_rl.lab.commands import write_text
-from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion_of_trials
+from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, in_two_lines, proportion_of_trials
 from openclaw_rl.lab.tasks import read_json_lines
 
 TEMPLATE = "evals/benchmark/benchmark.html.j2"
@@ -130,7 +130,7 @@ def rows(results: Sequence[SystemResults]) -> Iterator[tuple[str, ...]]:
                 str(interval or NO_SCORE),
                 _number(score.before, 2),
                 _number(score.unaided, 2),
-                f"{score.held[0]} of {score.held[1]}" if score.held[0] else "",
+                held_cell(score),
                 _number(score.sessions, 1),
                 _number(score.seconds, 0),
                 str(score.tokens),
@@ -153,13 +153,28 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def results_table(results: Sequence[SystemResults]) -> Table:
+    """Each row has two lines, so that the table fits a terminal of 80 columns. The page also has the requests."""
     table = Table(title="Share of cases passed (95 % interval)", title_justify="left")
-    for heading in HEADS[:-1]:
-        table.add_column(heading, no_wrap=heading == "score")
-    for row in rows(results):
-        table.add_row(*row[:-1])
+    table.add_column("system,\ntrack", overflow="fold")
+    for heading in ("score", "before,\nunaided", "held", "sessions,\nseconds", "tokens"):
+        table.add_column(heading, no_wrap=True)
+    for system, own in by_system(results).items():
+        for track, score in scores(own).items():
+            table.add_row(
+                f"{system}\n{track}",
+                in_two_lines(score.score) if score.score else NO_SCORE,
+                f"{_number(score.before, 2)}\n{_number(score.unaided, 2)}",
+                held_cell(score),
+                f"{_number(score.sessions, 1)}\n{_number(score.seconds, 0)}",
+                str(score.tokens),
+                end_section=True,
+            )
     table.caption, table.caption_justify = "\n".join(reasons(results)), "left"
     return table
+
+
+def held_cell(score: TrackScore) -> str:
+    return f"{score.held[0]} of {score.held[1]}" if score.held[0] else ""
 
 
 def markdown(results: Sequence[SystemResults]) -> str:
@@ -231,10 +246,8 @@ def compared(first: Sequence[SystemResults], second: Sequence[SystemResults]) ->
     return found
 
 
-def comparison_table(differences: Mapping[str, Difference], first: str, second: str) -> Table:
-    table = Table(title=f"{second} minus {first}, on the same cases (95 % interval)", title_justify="left")
-    for heading in ("track", "difference", "p", "cases"):
-        table.add_column(heading)
+def comparison_table(differences: Mapping[str, Difference]) -> Table:
+    table = Table("track", "difference", "p", "cases")
     for track, one in differences.items():
         table.add_row(track, str(one), f"{one.p:.3f}", str(one.n))
     return table

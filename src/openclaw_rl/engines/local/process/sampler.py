@@ -180,22 +180,25 @@ class LocalSampler:
         version, _policy = self._versions.find(request.version)
         use = self._versions.use(version)
         try:
-            return await self._score(request, (await self._versions.loaded(use)).slot, use)
+            return await self._score(request, use)
         finally:
             self._versions.release(use)
 
-    async def _score(self, request: ScoreRequest, slot: int, use: Use) -> Scores:
+    async def _score(self, request: ScoreRequest, use: Use) -> Scores:
         id = next(self._ids)
-        if request.priority is Priority.IDLE:
-            use.give_way = partial(self._fail_request, id, EngineUnavailable(GAVE_WAY))
         scores: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self._scoring[id] = scores
-        self._worker.send(Score(id, request, slot))
+        if request.priority is Priority.IDLE:
+            # From the start: somebody may wait for the slot as soon as the policy is loaded.
+            use.give_way = partial(self._fail_request, id, EngineUnavailable(GAVE_WAY))
         try:
+            slot = (await self._versions.loaded(use)).slot
+            if not scores.done():
+                self._worker.send(Score(id, request, slot))
             return await scores
         finally:
             del self._scoring[id]
-            if scores.cancelled() or scores.exception():
+            if not scores.done() or scores.cancelled() or scores.exception():
                 self.cancel(id)
 
     async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False, line: str = SHARED) -> None:
