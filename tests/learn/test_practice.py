@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -330,14 +330,15 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
         assert run.loop.step == 0
 
 
-async def test_of_a_practice_that_harms_the_policy_late_the_first_steps_stay(
-    run: LearningRun, renderer: ChatRenderer
+@pytest.mark.parametrize(("harmful", "stays"), [((11, 12), 8), ((8,), 12)])
+async def test_of_a_practice_that_harms_the_policy_the_last_good_steps_stay(
+    run: LearningRun, renderer: ChatRenderer, harmful: Sequence[int], stays: int
 ) -> None:
     plain = {prompt.text for prompt in plain_prompts()}
 
-    def harm(request: SampleRequest, prompt: str) -> str:
+    def answer(request: SampleRequest, prompt: str) -> str:
         asked, version = question_in(prompt), request.version or 0
-        if asked in plain and run.loop.step > 10 and version == run.loop.version:
+        if asked in plain and run.loop.step in harmful and version == run.loop.version:
             return "so so so so so so so so so so"
         # Without the note it keeps to it in two of three answers, so that practice goes on to its last step.
         keeps = SHOWN[0] in prompt or (version and hash_of(asked) % 3)
@@ -345,12 +346,12 @@ async def test_of_a_practice_that_harms_the_policy_late_the_first_steps_stay(
 
     run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
     async with practising(run, renderer, steps=12) as server:
-        server.answer = harm
+        server.answer = answer
         run.sampler.scores = lambda request: [-2.5] * request.last_n
         done = await server.ended(server.ask_for(server.teach()))
         assert run.learner.calls.count("step") == 12
-        assert (done.state, done.made) == (PracticeState.DONE, 8)
-        assert run.loop.step == 8
+        assert (done.state, done.made) == (PracticeState.DONE, stays)
+        assert run.loop.step == stays
         assert run.loop.guard is not None
         assert run.loop.guard.last_good == run.loop.version
 

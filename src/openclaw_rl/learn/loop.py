@@ -318,17 +318,17 @@ class LearnLoop:
         examined = None if self._stopping else await self._examination.run(self.steps.compare(version))
         return None if examined is None else examined[1]
 
-    async def examine(self) -> bool:
-        """Let the guard examine the policy that serves, whenever it did so last; whether that one serves on.
+    async def examine(self, *, leaves_worse: bool = True) -> bool:
+        """Whether the guard finds the policy that serves no worse, whenever it looked last, or if it cannot look.
 
-        One that is worse is replaced by the last good one. Without a guard, and where nothing can be asked, it serves.
+        If it is worse, the last good one replaces it, unless `leaves_worse` is false.
         """
         async with self.lock:
-            return self.guard is None or self.phase is not Phase.WAITING or await self._examine(self.guard)
+            guard = self.guard if self.phase is Phase.WAITING else None
+            return guard is None or await self._examine(guard, leaves_worse)
 
     async def take_back(self, since: int, why: str) -> bool:
-        """Let the policy of version `since` serve again, if it is the last good one, and set the turns of the steps
-        after it aside; whether it does."""
+        """Let policy `since` serve again, if it is the last good one, and set turns since aside; whether it does."""
         async with self.lock:
             guard = self.guard
             if guard is None or guard.last_good != since or self.phase is not Phase.WAITING:
@@ -337,7 +337,7 @@ class LearnLoop:
             await self._leave_worse(guard, cautious=False)
             return True
 
-    async def _examine(self, guard: Guard) -> bool:
+    async def _examine(self, guard: Guard, leaves_worse: bool) -> bool:
         """Do what `examine` says; the phase must be WAITING."""
         guard.left_line(self.ledger.read(policy_line, self.version))
         if not guard.is_worse(self.version):
@@ -355,6 +355,8 @@ class LearnLoop:
             if not why:
                 await self._keep_good(guard, policy)
                 return True
+            if not leaves_worse:
+                return False
             guard.refuse(policy, why)
         await self._leave_worse(guard)
         return False
@@ -435,9 +437,7 @@ class LearnLoop:
     async def take_turn(self) -> bool:
         """Examine or make a step, if that is due; whether it was. The phase must be WAITING."""
         if self.is_examination_due():
-            async with self.lock:
-                if self.phase is Phase.WAITING and self.guard is not None:
-                    await self._examine(self.guard)
+            await self.examine()
             return True
         count = self._due()
         practised = [] if count else self._practice_due()

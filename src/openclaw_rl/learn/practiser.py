@@ -46,7 +46,7 @@ ENOUGH_HELD, TRIAL_STEPS = 0.9, 4
 #: note, and fewer make sense.
 IMITATED_STEPS, MIN_OWN_HELD, MOSTLY_HELD = 12, 0.2, 0.5
 #: The guard examines a policy that keeps to the note in `MIN_HELD` of its answers, if so many steps were made since it
-#: did so last. If a later one is worse, this one stays.
+#: did so last. If the last one is worse, the last good one of these stays. A worse one of these may become good again.
 EXAMINED_STEPS = 6
 #: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
@@ -167,8 +167,7 @@ class Practiser:
                 break
             if held and held[-1] >= MIN_HELD and made >= examined + EXAMINED_STEPS:
                 examined = made
-                if not await self._is_good(current.number):
-                    break
+                await self.loop.examine(leaves_worse=False)
             if batch and held[-1] == 1.0:
                 # A step needs answers that differ in their scores.
                 continue
