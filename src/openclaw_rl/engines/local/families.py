@@ -163,8 +163,8 @@ def describe_weights(config: Mapping[str, object]) -> str:
 
 def describe_computation(config: Mapping[str, object]) -> str:
     shared = "prefix cache, packed training, shared beginnings, several adapters in a batch"
-    everywhere = f"{shared}, --quantize"
-    here = "CUDA graphs, --lora-rank 0, --shard-weights"
+    everywhere = f"{shared}, --quantize, CUDA graphs"
+    here = "--lora-rank 0, --shard-weights"
     if has_own_decoder(config):
         return f"{family_of(config)} is computed by our own decoder. It has {everywhere}, {here}."
     import transformers
@@ -174,6 +174,6 @@ def describe_computation(config: Mapping[str, object]) -> str:
     if keeps_state(config):
         return (
             f"{computed}, which keeps a state for each sequence. It is slower: sequences are computed one after "
-            f"another, and each reads its whole text. It has --quantize; not {shared}, {here}. {adapters}"
+            f"another, and each reads its whole text. It has --quantize; not {shared}, CUDA graphs, {here}. {adapters}"
         )
     return f"{computed} with our attention. It has {everywhere}; not {here}. {adapters}"

@@ -28,9 +28,9 @@ class LocalOptions(Section):
     )
     pack_weights: Literal["auto", "on", "half", "off"] = option(
         "auto",
-        "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, which makes it faster: in float32 "
-        "(on) or float16 (half). auto measures both at the first start, and makes no copy above an eighth of the free "
-        "memory.",
+        "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, which makes it faster: in their own "
+        "precision (on) or float16 (half). auto measures both at the first start, and makes no copy above an eighth of "
+        "the free memory.",
     )
     kv_cache_gib: float | None = option(
         None,

@@ -46,11 +46,14 @@ log = logging.getLogger(__name__)
 SPINS = 2000
 GAVE_WAY = "Work for idle times gave its place to the policy of somebody who waits."
 NOT_PACKED = (
-    "--pack-weights %s has no effect here: weights are packed only on a CPU, with --dtype float32, where PyTorch has "
-    "%s, and not with --lora-rank 0."
+    "--pack-weights %s has no effect here: weights are packed only on a CPU, with --dtype %s, and not with "
+    "--lora-rank 0."
 )
-#: What PyTorch must have to pack them.
-PACKING = {"on": "oneDNN", "half": "FBGEMM and float16 has room for the weights"}
+#: The precisions from which they are packed, and what that needs.
+PACKING = {
+    "on": "float32 or bfloat16, where PyTorch has oneDNN, for bfloat16 also FBGEMM",
+    "half": "float32, where PyTorch has FBGEMM and float16 has room for the weights",
+}
 
 
 class LoadedPolicy(NamedTuple):
