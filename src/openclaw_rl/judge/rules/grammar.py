@@ -46,6 +46,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from openclaw_rl.judge.rules.clauses import core_of
 from openclaw_rl.judge.rules.phrases import (
     SCRIPTS,
     ends_with_question,
@@ -74,8 +75,6 @@ _LEAST_OF_SENTENCE = -2.5
 _FIRST, _LAST = 4, 2
 #: Characters of a sentence that are read.
 _MAX_CHARACTERS = 300
-#: Marks around a sentence.
-ENDS = " \t\n,;:.!\u2026-\u2013\u2014("
 _SPACES = re.compile(r"\s+")
 _TOKEN = re.compile(r"[a-z']+|_{2,}|\d+|[?!:]")
 #: Words of a sentence that has few.
@@ -187,7 +186,7 @@ class Scale:
     def read(self, words: str) -> tuple[list[WeighedSentence], bool]:
         """The sentences of a message that are no plain questions, and whether there are others."""
         masked = mask_quotations(words)
-        spans = sentence_spans(masked)
+        spans = sentence_spans(words)
         if len(spans) > _FIRST + _LAST:
             spans = spans[:_FIRST] + spans[-_LAST:]
         said = []
@@ -214,6 +213,25 @@ class Scale:
             "=quotes_answer": any(quotes(words[one.start : one.end], response) for one in said),
             "=answers_question": ends_with_question(response),
         }
+        plain = " ".join(one.normalised for one in said)
+        shape = self.patterns["shape_word"].search(plain) is not None
+        surest = max((core_of(words[one.start : one.end], self.patterns).surely for one in said), default=0)
+        standing = self.patterns["standing"].search(plain) is not None
+        circumstances |= {
+            f"=surest{surest}": True,
+            f"=surest{surest}_shape": shape,
+            "=shape": shape,
+            "=standing": standing,
+            "=generic": self.patterns["generic"].search(plain) is not None,
+            f"=standing_surest{surest}": standing,
+            f"=generic_surest{surest}": self.patterns["generic"].search(plain) is not None,
+            f"=definite_surest{surest}": self.patterns["definite"].search(plain) is not None,
+            f"=about_user_surest{surest}": self.patterns["about_speaker"].search(plain) is not None,
+            f"=sentences{len(said)}": len(said) < 4,
+            "=task": any(self.patterns["task"].search(one.normalised) for one in said),
+            "=one_text": self.patterns["one_text"].search(plain) is not None,
+            "=about_user": self.patterns["about_speaker"].search(plain) is not None,
+        }
         there = {name for name, holds in circumstances.items() if holds}
         return there.union(*(parts_of(one.normalised) for one in said))
 
@@ -225,14 +243,6 @@ class Scale:
             if n and self.patterns["refers"].search(said[n].normalised):
                 chosen.add(n - 1)
         return [said[n] for n in sorted(chosen)]
-
-    def without_courtesy(self, words: str) -> str:
-        """A sentence without greetings, thanks and the like at its beginning and end."""
-        while match := self.patterns["courtesy"].search(normalise_in_place(mask_quotations(words))):
-            if match.start() == 0 and match.end() == len(words):
-                break
-            words = (words[: match.start()] + words[match.end() :]).strip()
-        return words
 
     def _asks(self, normalised: str) -> bool:
         patterns = self.patterns

@@ -17,9 +17,11 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.rules.grammar import ENDS, Rewriting, Scale, WeighedSentence, WishGrammar, quotes
+from openclaw_rl.judge.rules.clauses import DESIRE, DIRECTIVE, ENDS, NAMED, NONE, core_of, resolve, without_courtesy
+from openclaw_rl.judge.rules.grammar import Rewriting, Scale, WeighedSentence, WishGrammar, quotes
 from openclaw_rl.judge.rules.phrases import (
     SCRIPTS,
     Lexicon,
@@ -31,6 +33,7 @@ from openclaw_rl.judge.rules.phrases import (
     normalise,
     normalise_in_place,
     read_phrases,
+    sentence_spans,
     tables,
     word_list,
 )
@@ -259,9 +262,11 @@ class WishFound(NamedTuple):
 
 
 def said_wish(
-    stated: Sequence[WeighedSentence], words: str, response: str, grammar: WishGrammar
+    stated: Sequence[WeighedSentence], words: str, response: str, grammar: WishGrammar, beside: bool = False
 ) -> Iterator[WishFound]:
     """The wish of a message: the sentences that state it, as many as an instruction may have.
+
+    `beside`: there is another wish in the message, so background is none.
 
     None if sentences that state it better than the others cannot stand alone: what is left would say something else.
     """
@@ -271,24 +276,83 @@ def said_wish(
     adds = [one for one in stated if grammar.scale.patterns["adds"].search(one.normalised)]
     # "No summary. Add one." forbids none.
     stated = [one for one in stated if not (_NONE.match(one.normalised) and any(other is not one for other in adds))]
-    addressed = is_addressed(words, response)
-    said: list[tuple[float, WishFound]] = []
-    lost = False
+    addressed = is_addressed(words, response) or bool(grammar.scale.patterns["names"].search(normalise(words)))
+    said: list[Restated] = []
     for one in stated:
-        found = restate(words[one.start : one.end], response, grammar, addressed)
-        if found and ((said and not lost) or not dangles(found.instruction, grammar)):
-            said.append((one.weight, found))
-        lost = not found
-    heaviest = max((one.weight for one in stated), default=0.0)
-    if all(weight < min(heaviest / 2, _ENOUGH) for weight, _ in said) or not any(
-        tells(one, grammar) for _, one in said
-    ):
+        earlier = [words[start:end] for start, end in sentence_spans(words[: one.start])]
+        said.append(restate_core(one, words, earlier[-1] if earlier else "", response, grammar, addressed))
+    surest = min(max((one.surely for one in said if one.found and not one.dangling), default=NONE), NAMED)
+    chosen = choose(said, surest)
+    if not any(one.tells for one in chosen):
+        chosen, surest = choose(said, NONE), NONE
+    heaviest = max((one.weight for one in said if one in chosen or not (one.found or one.surely < surest)), default=0.0)
+    lost = all(one.weight < min(heaviest / 2, _ENOUGH) for one in chosen)
+    if lost or (beside and surest < DESIRE) or not any(one.tells for one in chosen):
         return
-    while sum(len(found.instruction) + 1 for _, found in said) > MAX_CHARACTERS:
-        said.remove(min(said, key=lambda one: one[0]))
-    if said:
-        _, best = max(said, key=lambda one: one[0])
-        yield best._replace(instruction=" ".join(dict.fromkeys(found.instruction for _, found in said)))
+    while sum(len(one.found.instruction) + 1 for one in chosen if one.found) > MAX_CHARACTERS:
+        chosen.remove(min(chosen, key=lambda one: one.weight))
+    if chosen and (best := max(chosen, key=lambda one: one.weight).found):
+        instructions = dict.fromkeys(one.found.instruction for one in chosen if one.found)
+        yield best._replace(instruction=" ".join(instructions))
+
+
+def choose(said: Sequence["Restated"], surest: int) -> list["Restated"]:
+    """The sentences that state a wish as surely as they may, with those that they need."""
+    chosen: list[Restated] = []
+    for one, after in zip_longest(said, said[1:]):
+        needed = after is not None and after.dangling and after.surely >= surest
+        if one.found and (one.surely >= surest or needed) and (not one.dangling or chosen):
+            chosen.append(one)
+    return chosen
+
+
+class Restated(NamedTuple):
+    """What became of a sentence."""
+
+    found: WishFound | None
+    weight: float
+    surely: int
+    """How surely it states a wish."""
+    dangling: bool
+    """It needs words that are not there."""
+    tells: bool
+    """It says what to do, or what the user is."""
+
+
+def restate_core(
+    one: WeighedSentence, words: str, earlier: str, response: str, grammar: WishGrammar, addressed: bool
+) -> Restated:
+    """A sentence as an instruction without reasons and background. Its pronouns are resolved if they can be."""
+    assert grammar.scale
+    patterns = grammar.scale.patterns
+    sentence = words[one.start : one.end]
+    core = core_of(sentence, patterns)
+    found, dangling = restate_alone(core.words, response, grammar, addressed)
+    if (dangling or core.before) and (resolved := resolve(core.words, core.before or earlier, patterns)):
+        found, dangling = restate_alone(resolved, response, grammar, addressed)
+    if dangling and core.before:
+        found = restate(sentence, response, grammar, addressed)
+        dangling = found is not None and dangles(found.instruction, grammar)
+    surely = core.surely
+    if found and surely < DESIRE and patterns["imperative"].match(normalise(found.instruction)):
+        surely = NAMED if found.topic == "address" else DESIRE
+    told = found is not None and (surely == DIRECTIVE or tells(found, grammar))
+    return Restated(found, one.weight, surely, dangling, told)
+
+
+def restate_alone(
+    words: str, response: str, grammar: WishGrammar, addressed: bool
+) -> tuple[WishFound | None, bool]:
+    """Words as an instruction, and whether it needs words that are not there."""
+    assert grammar.scale
+    found = restate(words, response, grammar, addressed)
+    return found, found is not None and (needs_more(words, grammar) or dangles(found.instruction, grammar))
+
+
+def needs_more(words: str, grammar: WishGrammar) -> bool:
+    """Whether words say nothing without those before them: "act accordingly"."""
+    assert grammar.scale
+    return grammar.scale.patterns["needs"].search(normalise(mask_quotations(words)).strip()) is not None
 
 
 def restate(sentence: str, response: str, grammar: WishGrammar, addressed: bool = False) -> WishFound | None:
@@ -305,7 +369,7 @@ def restate(sentence: str, response: str, grammar: WishGrammar, addressed: bool 
 
 def tidy(sentence: str, scale: Scale) -> str:
     """A sentence without courtesy, reminders and final marks. A question mark stays."""
-    words = scale.without_courtesy(" ".join(sentence.split()))
+    words = without_courtesy(" ".join(sentence.split()), scale.patterns)
     return words.strip(ENDS) if '"' not in words[-2:] else words.strip(" ")
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from openclaw_rl.judge.rules.clauses import core_of
 from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
 from openclaw_rl.judge.rules.instructions import (
     MAX_CHARACTERS,
@@ -16,7 +17,8 @@ from openclaw_rl.judge.rules.instructions import (
     dangles,
     form_wishes,
     make_wish,
-    restate,
+    needs_more,
+    restate_core,
     rewrite,
     said_wish,
 )
@@ -152,7 +154,7 @@ def hear(heard: Heard, complaints: Sequence[tuple[str, tuple[int, int]]], weighs
         # Beside a wish that patterns read, only other sentences count.
         stated = heard.weighed.stated
         stated = [one for one in stated if not lasting or (one.weight > _SURE and not overlaps(one, covered))]
-        for found in said_wish(stated, heard.message.words, heard.response, heard.grammar):
+        for found in said_wish(stated, heard.message.words, heard.response, heard.grammar, beside=lasting):
             add_wish(wishes, found, lasting=True)
     return wishes
 
@@ -226,13 +228,13 @@ def whole(
 ) -> Iterator[WishFound]:
     """The wishes of the clauses of a sentence, without those that need more of it: the whole sentence says them."""
     said = next((one for one in stated if overlaps(one, [(sentence.start, sentence.end)])), None)
-    restated = restate(words[said.start : said.end], "", grammar) if said else None
+    restated = restate_core(said, words, "", "", grammar, False).found if said else None
     for one in found:
         plain = any(
             form.instruction == one.instruction for form in form_wishes_of(words[sentence.start : sentence.end])
         )
         more = restated and not plain and len(restated.instruction) > len(one.instruction) + _MORE
-        if one.undoes or not (more or dangles(one.instruction, grammar)):
+        if one.undoes or not (more or dangles(one.instruction, grammar) or needs_more(one.instruction, grammar)):
             yield one
 
 
@@ -352,6 +354,7 @@ def clauses(words: str, grammars: Sequence[WishGrammar]) -> list[tuple[int, int]
 def read_clause(words: str, grammar: WishGrammar, kinds: Sequence[str]) -> WishFound | None:
     """The wish that a clause is, as an instruction; None if it is none. `kinds` are the lists of the grammar to try."""
     whole = normalise(words.strip(_EDGES))
+    words = core_of(words, grammar.scale.patterns).words if grammar.scale else words
     words = strip_courtesy(words, grammar)
     normalised = normalise(mask_quotations(words))
     never = grammar.patterns["never"]
