@@ -27,6 +27,7 @@ SETS = (
     "lasting_wishes_tuning.jsonl",
     "lasting_wishes_own.jsonl",
     "lasting_wishes_more_tuning.jsonl",
+    "lasting_wishes_fresh_tuning.jsonl",
     "wishes.jsonl",
     "next_states_tuning.jsonl",
 )

@@ -27,7 +27,7 @@ ENDS = " \t\n,;:.!\u2026-\u2013\u2014("
 #: Clauses of a sentence that are read.
 _MOST_CLAUSES = 8
 #: The head of words that name several things, before "of" or "in".
-_PLURAL = re.compile(r"(?:(?!(?:of|in|at|on|for|with)\b)[^ ]+ )*?[^ ]*[^s\W]s(?: (?:of|in|at|on|for|with)\b|$)")
+_PLURAL = re.compile(r"(?:(?!(?:of|in|at|on|for|with|like)\b)[^ ]+ )*?[^ ]*[^s\W]s(?: (?:of|in|at|on|for|with|like)\b|$)")
 #: The group of `antecedent` that is a quotation.
 _QUOTED = 4
 #: How surely a clause states a wish.
@@ -65,8 +65,8 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
         kept[n] = kept[n] or (kinds[n] == ATTACHED and kept[n + 1])
     text, last = "", 0
     for n in (n for n, keep in enumerate(kept) if keep):
-        joined = sentence[spans[n - 1][1] : spans[n][0]] if kept[n - 1] else ", " if last == spans[n - 2][1] else ". "
-        joined = joined if text else ""
+        between = sentence[last : spans[n][0]] if kept[n - 1] else ". "
+        joined = "" if not text else ", " if re.search(r"\w{3}", between) else between
         text, last = text + joined + sentence[spans[n][0] : spans[n][1]], spans[n][1]
     rest = sentence[last:] if sentence[last:].strip() in (".", "!", "?", "...") else ""
     first = kept.index(True)

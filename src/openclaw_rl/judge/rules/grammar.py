@@ -106,6 +106,7 @@ def read_rewritings(table: Mapping[str, Any], given: Sequence[Mapping[str, Any]]
     - undoes: the wish takes back an earlier one that has the words of the groups
     - few: only for few words; noun: the first group has no verb
     - capital: the first group begins with a capital letter
+    - gerund: the first group begins with a verb in "-ing", which becomes an imperative
     - addressed: the answer before the message addresses somebody by a word of the message
     """
     flags = (frozenset(name for name, value in one.items() if value is True) for one in given)

@@ -285,9 +285,10 @@ def said_wish(
     chosen = choose(said, surest)
     if not any(one.tells for one in chosen):
         chosen, surest = choose(said, NONE), NONE
-    heaviest = max((one.weight for one in said if one in chosen or not (one.found or one.surely < surest)), default=0.0)
-    lost = all(one.weight < min(heaviest / 2, _ENOUGH) for one in chosen)
-    if lost or (beside and surest < DESIRE) or not any(one.tells for one in chosen):
+    chosen = chosen if any(one.tells for one in chosen) else []
+    heaviest = max((one.weight for one in said if not one.found and one.surely >= surest), default=0.0)
+    lost = surest == NONE and all(one.weight < min(heaviest / 2, _ENOUGH) for one in chosen)
+    if lost or (beside and surest < DESIRE):
         return
     while sum(len(one.found.instruction) + 1 for one in chosen if one.found) > MAX_CHARACTERS:
         chosen.remove(min(chosen, key=lambda one: one.weight))
@@ -396,12 +397,23 @@ def rewrite(words: str, grammar: WishGrammar, rules: Sequence[Rewriting], addres
     for rule in rules:
         if (match := rule.match(normalised, patterns)) and fits(rule, match, words, addressed):
             parts = [words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1)]
+            parts = [base_form(part, patterns) for part in parts] if "gerund" in rule.given else parts
             parts = parts if "capital" in rule.given else [lower_first(part, grammar) for part in parts]
             instruction = rule.say.format(*parts, whole=words)
             found = make_wish(instruction, normalise(instruction), grammar)
             core = grammar.content(normalise(" ".join(parts))) if "undoes" in rule.given else ()
             return found._replace(undoes=frozenset(core)) if found else None
     return None
+
+
+def base_form(words: str, patterns: Mapping[str, re.Pattern[str]]) -> str:
+    """Words that begin with a verb in "-ing" as an imperative: "sticking to French"."""
+    first, _, rest = words.partition(" ")
+    stem = first.removesuffix("ing")
+    doubled = stem[-1:] == stem[-2:-1]
+    forms = [stem, f"{stem}e", *[stem[:-1]] * doubled]
+    known = next((form for form in forms if patterns["verb_word"].fullmatch(form.lower())), f"start {first}")
+    return f"{known} {rest}"
 
 
 def fits(rule: Rewriting, match: re.Match[str], words: str, addressed: bool) -> bool:

@@ -48,7 +48,7 @@ from openclaw_rl.types import Wish
 MOST_WISHES = 4
 _MOST_CLAUSES = 8
 #: The weight of a sentence that is a wish beside another one.
-_SURE = 1.5
+_SURE = 0.0
 #: A message of less weight states no wish for all answers beyond plain ones about form, and names.
 _UNLIKELY = 0.0
 #: By how many characters a sentence says more than a clause of it.
