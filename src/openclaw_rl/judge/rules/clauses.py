@@ -6,7 +6,7 @@ reason. Reasons, background, complaints and chat beside a wish make a worse inst
 
 - clause_end: what is between clauses
 - imperative, directive: a clause that says what to do; desire: what the user likes, which may also be a reason
-- noun_wish (`NAMED`): a clause without a verb that names what is wished; predicate: what a clause without a verb does not have
+- noun_wish (`NAMED`): a clause without a verb that names what is wished; predicate: what a clause with a verb has
 - insists: a word that makes a wish of a clause without a verb; chat: a clause that says nothing
 - contrast: a clause that belongs to the one before it and makes it a wish ("never 'hrs'")
 - attached: a clause that belongs to the one beside it ("when you write code"), as one without a verb also does
@@ -27,7 +27,9 @@ ENDS = " \t\n,;:.!\u2026-\u2013\u2014("
 #: Clauses of a sentence that are read.
 _MOST_CLAUSES = 8
 #: The head of words that name several things, before "of" or "in".
-_PLURAL = re.compile(r"(?:(?!(?:of|in|at|on|for|with|like)\b)[^ ]+ )*?[^ ]*[^s\W]s(?: (?:of|in|at|on|for|with|like)\b|$)")
+_PLURAL = re.compile(
+    r"(?:(?!(?:of|in|at|on|for|with|like)\b)[^ ]+ )*?[^ ]*[^s\W]s(?: (?:of|in|at|on|for|with|like)\b|$)"
+)
 #: The group of `antecedent` that is a quotation.
 _QUOTED = 4
 #: How surely a clause states a wish.

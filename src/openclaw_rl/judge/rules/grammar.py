@@ -30,6 +30,9 @@ than `LEAST`. Plain questions and quotations are not read. `benchmarks/wish_weig
 - misses: a sentence that misses a part of answers
 - one_text: the message is about one text, not about all answers; standing: it is about more than one answer
 - task: a sentence that asks for something new beside a wish
+- shape_word: what answers are made of; generic, definite, about_speaker: words that make a standing wish likelier or
+  less likely
+- names: a message that says how its writer is called
 - courtesy: words that are no part of the wish
 - rewritten: how sentences become instructions; others stay in the user's words unless they are `unfit` to stand alone
 - instructs: a message that becomes an instruction has a sentence with it, or one without a verb
@@ -66,13 +69,21 @@ _FEW_SMALL_WORDS = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"\w+")
 #: The least sum of weights of a message that states a wish.
-LEAST = 1.1
+LEAST = 1.3
 #: The same for a message that seems to be about one text.
 _LEAST_OF_TEXT = 2.5
 #: The least sum of weights, without the bias, of a sentence that is part of the wish.
 _LEAST_OF_SENTENCE = -2.5
 #: Sentences at the beginning and at the end of a message that are read.
 _FIRST, _LAST = 4, 2
+#: Circumstances, and their patterns, that also weigh together with how surely the message states a wish.
+_WEIGHED_WITH_SUREST = {
+    "shape": "shape_word",
+    "standing": "standing",
+    "generic": "generic",
+    "about_user": "about_speaker",
+    "definite": "definite",
+}
 #: Characters of a sentence that are read.
 _MAX_CHARACTERS = 300
 _SPACES = re.compile(r"\s+")
@@ -215,24 +226,13 @@ class Scale:
             "=answers_question": ends_with_question(response),
         }
         plain = " ".join(one.normalised for one in said)
-        shape = self.patterns["shape_word"].search(plain) is not None
         surest = max((core_of(words[one.start : one.end], self.patterns).surely for one in said), default=0)
-        standing = self.patterns["standing"].search(plain) is not None
-        circumstances |= {
-            f"=surest{surest}": True,
-            f"=surest{surest}_shape": shape,
-            "=shape": shape,
-            "=standing": standing,
-            "=generic": self.patterns["generic"].search(plain) is not None,
-            f"=standing_surest{surest}": standing,
-            f"=generic_surest{surest}": self.patterns["generic"].search(plain) is not None,
-            f"=definite_surest{surest}": self.patterns["definite"].search(plain) is not None,
-            f"=about_user_surest{surest}": self.patterns["about_speaker"].search(plain) is not None,
-            f"=sentences{len(said)}": len(said) < 4,
-            "=task": any(self.patterns["task"].search(one.normalised) for one in said),
-            "=one_text": self.patterns["one_text"].search(plain) is not None,
-            "=about_user": self.patterns["about_speaker"].search(plain) is not None,
-        }
+        circumstances |= {f"=surest{surest}": True, f"=sentences{len(said)}": len(said) < _FIRST}
+        circumstances["=task"] = any(self.patterns["task"].search(one.normalised) for one in said)
+        circumstances["=one_text"] = self.patterns["one_text"].search(plain) is not None
+        for name, pattern in _WEIGHED_WITH_SUREST.items():
+            if self.patterns[pattern].search(plain):
+                circumstances |= {f"={name}": name != "definite", f"={name}_surest{surest}": True}
         there = {name for name, holds in circumstances.items() if holds}
         return there.union(*(parts_of(one.normalised) for one in said))
 

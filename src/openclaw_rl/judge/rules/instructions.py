@@ -67,8 +67,6 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _CLAUSE = re.compile(r",| so ")
 #: "No summary."
 _NONE = re.compile(r"(?:and )?no\b")
-#: The weight of a sentence that states a wish without the others.
-_ENOUGH = 1.5
 #: A word that is no name.
 _PLURAL = re.compile(r"[A-Z][a-z]{2,}(?<![siu])s")
 #: How an answer addresses somebody: "Hi Sam!", "Sure, Sam."
@@ -271,8 +269,8 @@ def said_wish(
     None if sentences that state it better than the others cannot stand alone: what is left would say something else.
     """
     assert grammar.scale
-    task = grammar.scale.patterns["task"]
-    stated = [one for one in stated if not task.search(one.normalised)]
+    patterns = grammar.scale.patterns
+    stated = [one for one in stated if not patterns["task"].search(one.normalised)]
     adds = [one for one in stated if grammar.scale.patterns["adds"].search(one.normalised)]
     # "No summary. Add one." forbids none.
     stated = [one for one in stated if not (_NONE.match(one.normalised) and any(other is not one for other in adds))]
@@ -281,13 +279,16 @@ def said_wish(
     for one in stated:
         earlier = [words[start:end] for start, end in sentence_spans(words[: one.start])]
         said.append(restate_core(one, words, earlier[-1] if earlier else "", response, grammar, addressed))
-    surest = min(max((one.surely for one in said if one.found and not one.dangling), default=NONE), NAMED)
+    surest = min(max((one.surely for one in said if one.found and not one.dangling), default=NONE), DESIRE)
     chosen = choose(said, surest)
+    if not any(one.names for one in chosen):
+        # "Jump straight in." says nothing without "Long intros waste my time."
+        chosen = [one for one in said if one.found and (one.names or one in chosen)]
     if not any(one.tells for one in chosen):
         chosen, surest = choose(said, NONE), NONE
     chosen = chosen if any(one.tells for one in chosen) else []
-    heaviest = max((one.weight for one in said if not one.found and one.surely >= surest), default=0.0)
-    lost = surest == NONE and all(one.weight < min(heaviest / 2, _ENOUGH) for one in chosen)
+    missed = max((one.weight for one in said if not one.found), default=0.0)
+    lost = surest == NONE and all(one.weight < missed / 2 for one in chosen)
     if lost or (beside and surest < DESIRE):
         return
     while sum(len(one.found.instruction) + 1 for one in chosen if one.found) > MAX_CHARACTERS:
@@ -318,6 +319,8 @@ class Restated(NamedTuple):
     """It needs words that are not there."""
     tells: bool
     """It says what to do, or what the user is."""
+    names: bool
+    """It names something that answers are made of."""
 
 
 def restate_core(
@@ -338,12 +341,11 @@ def restate_core(
     if found and surely < DESIRE and patterns["imperative"].match(normalise(found.instruction)):
         surely = NAMED if found.topic == "address" else DESIRE
     told = found is not None and (surely == DIRECTIVE or tells(found, grammar))
-    return Restated(found, one.weight, surely, dangling, told)
+    names = patterns["shape_word"].search(one.normalised) is not None
+    return Restated(found, one.weight, surely, dangling, told, names)
 
 
-def restate_alone(
-    words: str, response: str, grammar: WishGrammar, addressed: bool
-) -> tuple[WishFound | None, bool]:
+def restate_alone(words: str, response: str, grammar: WishGrammar, addressed: bool) -> tuple[WishFound | None, bool]:
     """Words as an instruction, and whether it needs words that are not there."""
     assert grammar.scale
     found = restate(words, response, grammar, addressed)

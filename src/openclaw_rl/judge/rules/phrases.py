@@ -87,6 +87,7 @@ def without_code(text: str) -> str:
     return _QUOTED_LINE.sub("", _FENCE.sub("\n", text))
 
 
+@lru_cache(maxsize=64)
 def mask_quotations(text: str) -> str:
     """The text with each quotation replaced by as many underscores."""
     return QUOTATION.sub(lambda match: "_" * len(match[0]), text)
@@ -101,6 +102,7 @@ def normalise(text: str) -> str:
     return _STRETCHED.sub(r"\1", unicodedata.normalize("NFC", text)).replace("’", "'")
 
 
+@lru_cache(maxsize=64)
 def normalise_in_place(text: str) -> str:
     """Normalise without moving any position: if the length would change, each character becomes one character."""
     if len(normalised := normalise(text)) == len(text):

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from openclaw_rl.judge.rules.clauses import core_of
 from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
 from openclaw_rl.judge.rules.instructions import (
     MAX_CHARACTERS,
@@ -354,7 +353,6 @@ def clauses(words: str, grammars: Sequence[WishGrammar]) -> list[tuple[int, int]
 def read_clause(words: str, grammar: WishGrammar, kinds: Sequence[str]) -> WishFound | None:
     """The wish that a clause is, as an instruction; None if it is none. `kinds` are the lists of the grammar to try."""
     whole = normalise(words.strip(_EDGES))
-    words = core_of(words, grammar.scale.patterns).words if grammar.scale else words
     words = strip_courtesy(words, grammar)
     normalised = normalise(mask_quotations(words))
     never = grammar.patterns["never"]
