@@ -5,10 +5,11 @@ reason. Reasons, background, complaints and chat beside a wish make a worse inst
 `[weighed]`:
 
 - clause_end: what is between clauses
-- imperative, directive: a clause that says what to do; desire: what the user likes, which may also be a reason
+- imperative, directive, request: a clause that says what to do; desire: what the user likes, which may also be a reason
 - noun_wish (`NAMED`): a clause without a verb that names what is wished; predicate: what a clause with a verb has
 - insists: a word that makes a wish of a clause without a verb; chat: a clause that says nothing
 - contrast: a clause that belongs to the one before it and makes it a wish ("never 'hrs'")
+- fact: what the user is, which stays with a wish that follows from it ("I'm on Linux, so …")
 - attached: a clause that belongs to the one beside it ("when you write code"), as one without a verb also does
 - needs: a clause that says nothing without the words before it ("act accordingly")
 - pronoun: words of a wish that stand for words before it; antecedent: what they may stand for
@@ -55,6 +56,8 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
             kinds[n - 1] = kinds[n] = DIRECTIVE
         elif kinds[n] == NAMED and kinds[n - 1] == DESIRE:
             kinds[n] = ATTACHED
+        elif kinds[n] == DIRECTIVE and kinds[n - 1] == NONE and is_reason(sentence, spans[n - 1], spans[n], patterns):
+            kinds[n - 1] = ATTACHED
     surest = max(kinds, default=NONE)
     if surest == ATTACHED and patterns["insists"].search(normalise_in_place(sentence)):
         return Core(sentence, NAMED, "")
@@ -75,6 +78,12 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
     return Core(text + rest, surest, sentence[: spans[first - 1][1]] if first else "")
 
 
+def is_reason(sentence: str, span: tuple[int, int], following: tuple[int, int], patterns: Patterns) -> bool:
+    """Whether a clause says what the user is, and the next one what follows from it."""
+    follows = re.search(r"\bso\b", sentence[span[1] : following[0]], re.IGNORECASE)
+    return follows is not None and patterns["fact"].match(plain(sentence[slice(*span)])) is not None
+
+
 def clause_spans(sentence: str, patterns: Patterns) -> list[tuple[int, int]]:
     """The start and end of each clause."""
     said = normalise_in_place(mask_quotations(sentence))
@@ -87,7 +96,7 @@ def clause_spans(sentence: str, patterns: Patterns) -> list[tuple[int, int]]:
 def kind_of(clause: str, patterns: Patterns) -> int:
     """How surely a clause states a wish."""
     whole, said = plain(clause), plain(without_courtesy(clause, patterns))
-    if patterns["imperative"].match(said) or patterns["directive"].match(said):
+    if any(patterns[name].match(said) for name in ("imperative", "directive", "request")):
         return DIRECTIVE
     if patterns["desire"].match(said):
         return DESIRE
@@ -129,6 +138,11 @@ def resolve(words: str, before: str, patterns: Patterns) -> str:
         return ""
     named = named[:1].lower() + named[1:] if named[1:2].islower() else named
     return words[:start] + named + words[end:]
+
+
+def resolve_in(core: Core, earlier: str, patterns: Patterns) -> str:
+    """The words of a wish, resolved by the words of its sentence before it, or by the sentence before that."""
+    return resolve(core.words, core.before, patterns) or resolve(core.words, earlier, patterns)
 
 
 def sentence_part(sentence: str, span: tuple[int, int]) -> str:

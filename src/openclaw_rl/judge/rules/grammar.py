@@ -22,8 +22,10 @@ text, with the word groups of the file's `[words]`:
 A `Scale` weighs whether a message states a wish for all answers, however it is phrased, and finds the sentences that
 do. The `weights` file of the `[weighed]` table has a weight on each line, and the words, pairs of words ("a b") and
 pairs with one word between them ("a * b") that have it; "^" and "$" are the ends of a sentence, "__" is a quotation,
-"0" a number, and "=" is before a circumstance. A message states a wish if the weights of what it has add up to more
-than `LEAST`. Plain questions and quotations are not read. `benchmarks/wish_weights.py` fits the weights.
+"0" a number, and "=" is before a circumstance. "~" is before the kinds of two or three words: `VERB` for a verb of
+wishes, `SHAPE` for what answers are made of, `WORD` for other words, and `small_words` for themselves. A message
+states a wish if the weights of what it has add up to more than `LEAST`. Plain questions and quotations are not read.
+`benchmarks/wish_weights.py` fits the weights.
 
 - question, complaint, request, tag: sentences that ask; that complain by a question; that ask to do something; and
   words at the end of a sentence that do not make it a question
@@ -42,11 +44,12 @@ than `LEAST`. Plain questions and quotations are not read. `benchmarks/wish_weig
 - not_said: the instruction for a sentence that only quotes the answer
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from openclaw_rl.judge.rules.clauses import core_of
@@ -88,6 +91,8 @@ _WEIGHED_WITH_SUREST = {
 _MAX_CHARACTERS = 300
 _SPACES = re.compile(r"\s+")
 _TOKEN = re.compile(r"[a-z']+|_{2,}|\d+|[?!:]")
+#: Words whose kinds are remembered.
+_MOST_WORDS = 4096
 #: Words of a sentence that has few.
 _FEW_WORDS = 5
 _MASKED = re.compile(r"_{3,}")
@@ -160,6 +165,7 @@ class Scale:
         """`table`: a phrase file that has `[weighed]`."""
         self._table = table
         self._given = table["weighed"]
+        self._small_words = word_list(table, "small_words") | word_list(self._given, "small_words")
 
     @cached_property
     def rewritten(self) -> Sequence[Rewriting]:
@@ -206,7 +212,7 @@ class Scale:
             normalised = _SPACES.sub(" ", normalise_in_place(masked[start:end])).strip()[:_MAX_CHARACTERS]
             complains = self.patterns["complaint"].match(normalised) is not None
             if complains or not self._asks(normalised):
-                weight = self._sum(parts_of(normalised))
+                weight = self._sum(self.parts_of(normalised))
                 said.append(WeighedSentence(start, end, normalised, weight, complains))
         return said, len(said) < len(spans)
 
@@ -233,8 +239,9 @@ class Scale:
         for name, pattern in _WEIGHED_WITH_SUREST.items():
             if self.patterns[pattern].search(plain):
                 circumstances |= {f"={name}": name != "definite", f"={name}_surest{surest}": True}
+                circumstances[f"={name}_document"] = about_document
         there = {name for name, holds in circumstances.items() if holds}
-        return there.union(*(parts_of(one.normalised) for one in said))
+        return there.union(*(self.parts_of(one.normalised) for one in said))
 
     def stated(self, said: Sequence[WeighedSentence]) -> list[WeighedSentence]:
         """The sentences that state the wish, with those that they refer to."""
@@ -245,21 +252,35 @@ class Scale:
                 chosen.add(n - 1)
         return [said[n] for n in sorted(chosen)]
 
+    def parts_of(self, normalised: str) -> set[str]:
+        """The words, pairs of words and kinds of words of a sentence, as the file of weights has them."""
+        words = ("__" if one[0] == "_" else "0" if one[0].isdigit() else one for one in _TOKEN.findall(normalised))
+        listed = ["^", *words, "$"]
+        kinds = [f"~{self._kind_of(word)}" for word in listed]
+        parts = {f"{one} {other}" for one, other in chain(pairwise(listed), pairwise(kinds))}
+        parts.update(f"{one} {other} {third}" for one, other, third in zip(kinds, kinds[1:], kinds[2:], strict=False))
+        return parts.union(listed[1:-1], (f"{one} * {other}" for one, other in zip(listed, listed[2:], strict=False)))
+
+    @cached_property
+    def _kind_of(self) -> Callable[[str], str]:
+        return lru_cache(maxsize=_MOST_WORDS)(self._find_kind)
+
+    def _find_kind(self, word: str) -> str:
+        """A small word itself, and otherwise which kind of word it is."""
+        if not word[0].isalpha() or word in self._small_words:
+            return word
+        if self.patterns["shape_word"].fullmatch(word):
+            return "SHAPE"
+        return "VERB" if self.patterns["verb_word"].fullmatch(word) else "WORD"
+
     def _asks(self, normalised: str) -> bool:
         patterns = self.patterns
         asks = patterns["question"].match(normalised) or ends_with_question(normalised)
         return bool(asks) and not (patterns["request"].search(normalised) or patterns["tag"].search(normalised))
 
     def _sum(self, parts: Iterable[str]) -> float:
-        return sum(self.weights.get(part, 0.0) for part in parts)
-
-
-def parts_of(normalised: str) -> set[str]:
-    """The words and pairs of words of a sentence, as the file of weights has them."""
-    words = ("__" if one[0] == "_" else "0" if one[0].isdigit() else one for one in _TOKEN.findall(normalised))
-    listed = ["^", *words, "$"]
-    pairs = {f"{one} {other}" for one, other in pairwise(listed)}
-    return pairs.union(listed[1:-1], (f"{one} * {other}" for one, other in zip(listed, listed[2:], strict=False)))
+        # A plain sum would depend on the order of a set, which is another one in each process.
+        return round(math.fsum(self.weights.get(part, 0.0) for part in parts), 3)
 
 
 def quotes(words: str, response: str) -> bool:

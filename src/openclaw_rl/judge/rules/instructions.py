@@ -20,7 +20,18 @@ from functools import cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.rules.clauses import DESIRE, DIRECTIVE, ENDS, NAMED, NONE, core_of, resolve, without_courtesy
+from openclaw_rl.judge.rules.clauses import (
+    DESIRE,
+    DIRECTIVE,
+    ENDS,
+    NAMED,
+    NONE,
+    Core,
+    clause_spans,
+    core_of,
+    resolve_in,
+    without_courtesy,
+)
 from openclaw_rl.judge.rules.grammar import Rewriting, Scale, WeighedSentence, WishGrammar, quotes
 from openclaw_rl.judge.rules.phrases import (
     SCRIPTS,
@@ -65,6 +76,8 @@ TEMPLATE = re.compile(
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 #: What ends the first clause of a sentence.
 _CLAUSE = re.compile(r",| so ")
+#: Between a reason and what follows from it.
+_FOLLOWS = re.compile(r"\bso\b\s*$|so\b")
 #: "No summary."
 _NONE = re.compile(r"(?:and )?no\b")
 #: A word that is no name.
@@ -283,17 +296,18 @@ def said_wish(
     chosen = choose(said, surest)
     if not any(one.names for one in chosen):
         # "Jump straight in." says nothing without "Long intros waste my time."
-        chosen = [one for one in said if one.found and (one.names or one in chosen)]
+        chosen = [one for one in said if one.found and (one in chosen or (one.names and not one.dangling))]
     if not any(one.tells for one in chosen):
         chosen, surest = choose(said, NONE), NONE
     chosen = chosen if any(one.tells for one in chosen) else []
-    missed = max((one.weight for one in said if not one.found), default=0.0)
+    missed = max((one.weight for one in said if not one.found or (one.dangling and one not in chosen)), default=0.0)
     lost = surest == NONE and all(one.weight < missed / 2 for one in chosen)
-    if lost or (beside and surest < DESIRE):
+    chosen = [one for one in chosen if not beside or one.surely > DESIRE]
+    if lost or not chosen:
         return
     while sum(len(one.found.instruction) + 1 for one in chosen if one.found) > MAX_CHARACTERS:
         chosen.remove(min(chosen, key=lambda one: one.weight))
-    if chosen and (best := max(chosen, key=lambda one: one.weight).found):
+    if best := max(chosen, key=lambda one: one.weight).found:
         instructions = dict.fromkeys(one.found.instruction for one in chosen if one.found)
         yield best._replace(instruction=" ".join(instructions))
 
@@ -331,8 +345,14 @@ def restate_core(
     patterns = grammar.scale.patterns
     sentence = words[one.start : one.end]
     core = core_of(sentence, patterns)
+    if core.surely == NONE:
+        core = rewritten_clause(sentence, grammar, addressed) or core
+    elif core.before and patterns["names"].search(one.normalised):
+        # "My name's Theo, use it when you talk to me."
+        whole = restate(sentence, response, grammar, addressed)
+        core = Core(sentence, core.surely, "") if whole and whole.topic == "address" else core
     found, dangling = restate_alone(core.words, response, grammar, addressed)
-    if (dangling or core.before) and (resolved := resolve(core.words, core.before or earlier, patterns)):
+    if (dangling or core.before) and (resolved := resolve_in(core, earlier, patterns)):
         found, dangling = restate_alone(resolved, response, grammar, addressed)
     if dangling and core.before:
         found = restate(sentence, response, grammar, addressed)
@@ -341,15 +361,32 @@ def restate_core(
     if found and surely < DESIRE and patterns["imperative"].match(normalise(found.instruction)):
         surely = NAMED if found.topic == "address" else DESIRE
     told = found is not None and (surely == DIRECTIVE or tells(found, grammar))
-    names = patterns["shape_word"].search(one.normalised) is not None
+    named = one.normalised + (f" {normalise(found.instruction)}" if found else "")
+    names = patterns["shape_word"].search(named) is not None
     return Restated(found, one.weight, surely, dangling, told, names)
+
+
+def rewritten_clause(sentence: str, grammar: WishGrammar, addressed: bool) -> Core | None:
+    """The clause of a sentence that a rule rewrites: "The recap is wasted on me, I've just read it."."""
+    assert grammar.scale
+    spans = clause_spans(sentence, grammar.scale.patterns)
+    whole = rewrite(tidy(sentence, grammar.scale), grammar, grammar.scale.rewritten, addressed)
+    for start, end in spans if len(spans) > 1 and not whole else ():
+        if _FOLLOWS.search(sentence[:start]) or _FOLLOWS.match(sentence[start:].lstrip()):
+            # "I'm stuck with Python 2, so anything newer is useless." The reason says more.
+            return None
+        clause = tidy(sentence[start:end], grammar.scale)
+        found = rewrite(clause, grammar, grammar.scale.rewritten, addressed)
+        if found and not dangles(found.instruction, grammar):
+            return Core(clause, NAMED, "")
+    return None
 
 
 def restate_alone(words: str, response: str, grammar: WishGrammar, addressed: bool) -> tuple[WishFound | None, bool]:
     """Words as an instruction, and whether it needs words that are not there."""
     assert grammar.scale
     found = restate(words, response, grammar, addressed)
-    return found, found is not None and (needs_more(words, grammar) or dangles(found.instruction, grammar))
+    return found, found is not None and (needs_more(found.instruction, grammar) or dangles(found.instruction, grammar))
 
 
 def needs_more(words: str, grammar: WishGrammar) -> bool:

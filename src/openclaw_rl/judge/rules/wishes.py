@@ -232,6 +232,9 @@ def whole(
         plain = any(
             form.instruction == one.instruction for form in form_wishes_of(words[sentence.start : sentence.end])
         )
+        if restated and not plain and restated.instruction.rstrip(".!") in one.instruction:
+            # Without its reasons.
+            one = one._replace(instruction=restated.instruction)
         more = restated and not plain and len(restated.instruction) > len(one.instruction) + _MORE
         if one.undoes or not (more or dangles(one.instruction, grammar) or needs_more(one.instruction, grammar)):
             yield one
