@@ -317,7 +317,7 @@ def choose(said: Sequence["Restated"], surest: int) -> list["Restated"]:
     chosen: list[Restated] = []
     for one, after in zip_longest(said, said[1:]):
         needed = after is not None and after.dangling and after.surely >= surest
-        if one.found and (one.surely >= surest or needed) and (not one.dangling or chosen):
+        if one.found and (one.surely >= surest or needed) and (not one.dangling or (chosen and one.tells)):
             chosen.append(one)
     return chosen
 
@@ -374,6 +374,9 @@ def rewritten_clause(sentence: str, grammar: WishGrammar, addressed: bool) -> Co
     for start, end in spans if len(spans) > 1 and not whole else ():
         if _FOLLOWS.search(sentence[:start]) or _FOLLOWS.match(sentence[start:].lstrip()):
             # "I'm stuck with Python 2, so anything newer is useless." The reason says more.
+            return None
+        others = f"{sentence[:start]} {sentence[end:]}"
+        if grammar.scale.patterns["example"].search(normalise(mask_quotations(others))):
             return None
         clause = tidy(sentence[start:end], grammar.scale)
         found = rewrite(clause, grammar, grammar.scale.rewritten, addressed)

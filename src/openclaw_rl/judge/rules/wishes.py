@@ -154,7 +154,9 @@ def hear(heard: Heard, complaints: Sequence[tuple[str, tuple[int, int]]], weighs
         stated = heard.weighed.stated
         stated = [one for one in stated if not lasting or (one.weight > _SURE and not overlaps(one, covered))]
         for found in said_wish(stated, heard.message.words, heard.response, heard.grammar, beside=lasting):
-            add_wish(wishes, found, lasting=True)
+            # A complaint beside a wish about the same says no more.
+            if not any(wish.lasting and wish.topic == found.topic for wish in wishes):
+                add_wish(wishes, found, lasting=True)
     return wishes
 
 
