@@ -9,18 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
-from openclaw_rl.judge.rules.instructions import (
-    MAX_CHARACTERS,
-    TEMPLATE,
-    WishFound,
-    dangles,
-    form_wishes,
-    make_wish,
-    needs_more,
-    restate_core,
-    rewrite,
-    said_wish,
-)
+from openclaw_rl.judge.rules.instructions import form_wishes
 from openclaw_rl.judge.rules.phrases import (
     ends_with_question,
     mask_quotations,
@@ -29,6 +18,17 @@ from openclaw_rl.judge.rules.phrases import (
     sentence_spans,
     shorten,
     without_code,
+)
+from openclaw_rl.judge.rules.restating import (
+    MAX_CHARACTERS,
+    TEMPLATE,
+    WishFound,
+    dangles,
+    make_wish,
+    needs_more,
+    restate_core,
+    rewrite,
+    said_wish,
 )
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
@@ -48,6 +48,8 @@ MOST_WISHES = 4
 _MOST_CLAUSES = 8
 #: The weight of a sentence that is a wish beside another one.
 _SURE = 0.0
+#: A message of more weight states a wish, though it may read like praise or the next request.
+_SURE_OF_MESSAGE = 3.0
 #: A message of less weight states no wish for all answers beyond plain ones about form, and names.
 _UNLIKELY = 0.0
 #: By how many characters a sentence says more than a clause of it.
@@ -107,7 +109,8 @@ class Heard(NamedTuple):
         """Whether it says that it is about one answer, or is praise, or only asks for more."""
         if self.grammar and not self.weighed.standing and self.grammar.patterns["once"].search(self.message.normalised):
             return True
-        return is_follow_up(self.message) or (self.reading.kind in _CONTENT and not self.weighed.standing)
+        content = self.reading.kind in _CONTENT and self.weighed.score < _SURE_OF_MESSAGE
+        return is_follow_up(self.message) or (content and not self.weighed.standing)
 
 
 def read_wishes(text: str, request: str = "", response: str = "", weighs: bool = True) -> list[Wish]:
