@@ -32,7 +32,7 @@ _PLURAL = re.compile(
     r"(?:(?!(?:of|in|at|on|for|with|like)\b)[^ ]+ )*?[^ ]*[^s\W]s(?: (?:of|in|at|on|for|with|like)\b|$)"
 )
 #: The group of `antecedent` that is a quotation.
-_QUOTED = 4
+_QUOTED = 5
 #: How surely a clause states a wish.
 NONE, ATTACHED, DESIRE, NAMED, DIRECTIVE = range(5)
 

@@ -52,7 +52,7 @@ from importlib.resources import files
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.rules.clauses import core_of
+from openclaw_rl.judge.rules.clauses import DESIRE, NONE, core_of
 from openclaw_rl.judge.rules.phrases import (
     SCRIPTS,
     ends_with_question,
@@ -72,9 +72,9 @@ _FEW_SMALL_WORDS = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"\w+")
 #: The least sum of weights of a message that states a wish.
-LEAST = 1.3
-#: The same for a message that seems to be about one text.
-_LEAST_OF_TEXT = 2.5
+LEAST = 0.4
+#: The same for a message that seems to be about one text, or what a question is about.
+_LEAST_IF_DOUBTFUL = 2.5
 #: The least sum of weights, without the bias, of a sentence that is part of the wish.
 _LEAST_OF_SENTENCE = -2.5
 #: Sentences at the beginning and at the end of a message that are read.
@@ -198,7 +198,9 @@ class Scale:
         plain = normalise(mask_quotations(words))
         standing = self.patterns["standing"].search(plain) is not None
         about_text = not standing and self.patterns["one_text"].search(plain) is not None
-        stated = self.stated(said) if score > (_LEAST_OF_TEXT if about_text else LEAST) and said else []
+        # "We speak German at home. Is that bad?" is no wish, but what a question is about.
+        doubtful = about_text or (asks and not standing and self._surest(words, said) <= DESIRE)
+        stated = self.stated(said) if score > (_LEAST_IF_DOUBTFUL if doubtful else LEAST) and said else []
         return Weighing(score, stated, standing, about_text, not said)
 
     def read(self, words: str) -> tuple[list[WeighedSentence], bool]:
@@ -232,7 +234,7 @@ class Scale:
             "=answers_question": ends_with_question(response),
         }
         plain = " ".join(one.normalised for one in said)
-        surest = max((core_of(words[one.start : one.end], self.patterns).surely for one in said), default=0)
+        surest = self._surest(words, said)
         circumstances |= {f"=surest{surest}": True, f"=sentences{len(said)}": len(said) < _FIRST}
         circumstances["=task"] = any(self.patterns["task"].search(one.normalised) for one in said)
         circumstances["=one_text"] = self.patterns["one_text"].search(plain) is not None
@@ -251,6 +253,10 @@ class Scale:
             if n and self.patterns["refers"].search(said[n].normalised):
                 chosen.add(n - 1)
         return [said[n] for n in sorted(chosen)]
+
+    def _surest(self, words: str, said: Sequence[WeighedSentence]) -> int:
+        """How surely the surest of some sentences states a wish."""
+        return max((core_of(words[one.start : one.end], self.patterns).surely for one in said), default=NONE)
 
     def parts_of(self, normalised: str) -> set[str]:
         """The words, pairs of words and kinds of words of a sentence, as the file of weights has them."""
