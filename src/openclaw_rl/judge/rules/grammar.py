@@ -72,7 +72,7 @@ _FEW_SMALL_WORDS = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"\w+")
 #: The least sum of weights of a message that states a wish.
-LEAST = 0.4
+LEAST = 1.0
 #: The same for a message that seems to be about one text, or what a question is about.
 _LEAST_IF_DOUBTFUL = 2.5
 #: The least sum of weights, without the bias, of a sentence that is part of the wish.
