@@ -1,13 +1,14 @@
 """Fits the weights with which the rules tell wishes for all answers from other messages (`judge/rules/grammar.py`).
 
-Logistic regression with a penalty on large weights over words and pairs of words, on the sets of `tests/judge` that are
-for tuning. It prints what eight-fold cross-validation finds; with `--write` it replaces the English file of weights.
-Sets that only measure (`SETS` does not have them) are not read.
+Logistic regression with a penalty on large weights over words, pairs of words and kinds of words, on the sets of
+`tests/judge` that are for tuning. It prints what eight-fold cross-validation finds; with `--write` it replaces the
+English file of weights. Sets that only measure (`SETS` does not have them) are not read.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ SETS = (
     "lasting_wishes_tuning.jsonl",
     "lasting_wishes_own.jsonl",
     "lasting_wishes_more_tuning.jsonl",
+    "lasting_wishes_fresh_tuning.jsonl",
     "wishes.jsonl",
     "next_states_tuning.jsonl",
 )
@@ -31,10 +33,10 @@ SETS = (
 NO_WISHES = frozenset({"acknowledgement", "moving_on", "rejection", "repetition", "unclear"})
 #: A note that nobody wished for is worse than a wish that was missed.
 WEIGHT_OF_NONE = 1.6
-PENALTY = 1.0
+PENALTY, PENALTY_OF_KINDS = 1.0, 3.0
 #: What fewer messages have gets no weight, and neither does what would weigh less.
 LEAST_MESSAGES, LEAST_WEIGHT = 2, 0.05
-STEPS = sized(35, 3)
+STEPS = sized(40, 3)
 FOLDS = sized(8, 2)
 #: Of each set, at most so many are read.
 MESSAGES = sized(None, 40)
@@ -57,18 +59,16 @@ def main() -> None:
     cases = [case for name in SETS for case in read_cases(ROOT / "tests/judge" / name)]
     counts = Counter(name for case in cases for name in case.found)
     names = sorted(name for name, n in counts.items() if n >= LEAST_MESSAGES and name not in BY_HAND)
-    places = {name: n for n, name in enumerate(names)}
-    given = torch.zeros(len(cases), len(names))
-    for row, case in zip(given, cases, strict=True):
-        row[[places[name] for name in case.found & places.keys()]] = 1.0
     wished = torch.tensor([float(case.wished) for case in cases])
-    fold = torch.arange(len(cases)) * 5 % FOLDS
     scores = torch.zeros_like(wished)
     for n in range(FOLDS):
-        scores[fold == n] = given[fold == n] @ fit(given[fold != n], wished[fold != n], names)
+        weights = fit([case for row, case in enumerate(cases) if fold_of(row) != n], names)
+        for row, case in enumerate(cases):
+            if fold_of(row) == n:
+                scores[row] = sum(weights.get(name, 0.0) for name in case.found)
     accepted = scores > LEAST
     right, false = int(accepted[wished == 1].sum()), int(accepted[wished == 0].sum())
-    weights = dict(zip(names, fit(given, wished, names).tolist(), strict=True)) | BY_HAND
+    weights = fit(cases, names)
     listed = sorted(weights.items(), key=lambda pair: -abs(pair[1]))[:40]
     table(f"The largest weights ({machine()})", ("of", "weight"), [(name, f"{weight:+.1f}") for name, weight in listed])
     print(f"cross-validation: {right} of {int(wished.sum())} wishes, {false} of {int((1 - wished).sum())} others")
@@ -98,24 +98,39 @@ def read_cases(path: Path) -> Iterator[Given]:
         yield Given(scale().found(words, said, asks, response, about_document), bool(wished))
 
 
-def fit(given: torch.Tensor, wished: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-    """The weights of logistic regression. The bias has no penalty."""
-    weights = torch.zeros(len(names), requires_grad=True)
-    penalty = torch.tensor([0.0 if name == "=bias" else PENALTY for name in names])
+def fold_of(row: int) -> int:
+    return row * 5 % FOLDS
+
+
+def fit(cases: Sequence[Given], names: Sequence[str]) -> dict[str, float]:
+    """The weights of logistic regression, and those set by hand. The bias has no penalty."""
+    places = {name: n for n, name in enumerate(names)}
+    found = [[places[name] for name in case.found if name in places] for case in cases]
+    starts = torch.tensor([0, *accumulate(len(one) for one in found[:-1])])
+    listed = torch.tensor([place for one in found for place in one])
+    by_hand = torch.tensor([sum(BY_HAND.get(name, 0.0) for name in case.found) for case in cases])
+    wished = torch.tensor([float(case.wished) for case in cases])
     importance = torch.where(wished == 1, 1.0, WEIGHT_OF_NONE)
+    penalty = torch.tensor([penalty_of(name) for name in names])
+    weights = torch.zeros(len(names), 1, requires_grad=True)
     search = torch.optim.LBFGS([weights], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         search.zero_grad()
-        error = torch.nn.functional.binary_cross_entropy_with_logits(
-            given @ weights, wished, importance, reduction="sum"
-        )
-        total = error + (penalty * weights**2).sum() / 2
+        sums = torch.nn.functional.embedding_bag(listed, weights, starts, mode="sum").flatten() + by_hand
+        error = torch.nn.functional.binary_cross_entropy_with_logits(sums, wished, importance, reduction="sum")
+        total = error + (penalty * weights.flatten() ** 2).sum() / 2
         total.backward()  # type: ignore[no-untyped-call]
         return total
 
     search.step(loss)
-    return weights.detach()
+    return dict(zip(names, weights.flatten().tolist(), strict=True)) | BY_HAND
+
+
+def penalty_of(name: str) -> float:
+    if name == "=bias":
+        return 0.0
+    return PENALTY_OF_KINDS if name.startswith("~") else PENALTY
 
 
 def write(weights: dict[str, float]) -> None:

@@ -317,6 +317,11 @@ def test_a_wish_in_ordinary_words_keeps_what_it_says(said: str, instruction: str
     assert instruction in " ".join(wish.instruction for wish in lasting(said))
 
 
+def test_a_sentence_that_needs_another_is_no_second_note() -> None:
+    (wish,) = lasting("You forgot to call me Chef. Say it when you talk to me.")
+    assert wish.instruction.startswith("Call the user Chef.")
+
+
 @pytest.mark.parametrize("said", ["Make this paragraph shorter.", "In Italian please, it's for the card to nonna."])
 def test_a_wish_about_one_text_is_no_lasting_wish(said: str) -> None:
     assert lasting(said) == []

@@ -22,14 +22,19 @@ text, with the word groups of the file's `[words]`:
 A `Scale` weighs whether a message states a wish for all answers, however it is phrased, and finds the sentences that
 do. The `weights` file of the `[weighed]` table has a weight on each line, and the words, pairs of words ("a b") and
 pairs with one word between them ("a * b") that have it; "^" and "$" are the ends of a sentence, "__" is a quotation,
-"0" a number, and "=" is before a circumstance. A message states a wish if the weights of what it has add up to more
-than `LEAST`. Plain questions and quotations are not read. `benchmarks/wish_weights.py` fits the weights.
+"0" a number, and "=" is before a circumstance. "~" is before the kinds of two or three words: `VERB` for a verb of
+wishes, `SHAPE` for what answers are made of, `WORD` for other words, and `small_words` for themselves. A message
+states a wish if the weights of what it has add up to more than `LEAST`. Plain questions and quotations are not read.
+`benchmarks/wish_weights.py` fits the weights.
 
 - question, complaint, request, tag: sentences that ask; that complain by a question; that ask to do something; and
   words at the end of a sentence that do not make it a question
 - misses: a sentence that misses a part of answers
 - one_text: the message is about one text, not about all answers; standing: it is about more than one answer
 - task: a sentence that asks for something new beside a wish
+- shape_word: what answers are made of; generic, definite, about_speaker: words that make a standing wish likelier or
+  less likely
+- names: a message that says how its writer is called
 - courtesy: words that are no part of the wish
 - rewritten: how sentences become instructions; others stay in the user's words unless they are `unfit` to stand alone
 - instructs: a message that becomes an instruction has a sentence with it, or one without a verb
@@ -41,12 +46,13 @@ than `LEAST`. Plain questions and quotations are not read. `benchmarks/wish_weig
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
+from openclaw_rl.judge.rules.clauses import DESIRE, NONE, core_of
 from openclaw_rl.judge.rules.phrases import (
     SCRIPTS,
     ends_with_question,
@@ -66,19 +72,27 @@ _FEW_SMALL_WORDS = 2
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"\w+")
 #: The least sum of weights of a message that states a wish.
-LEAST = 1.1
-#: The same for a message that seems to be about one text.
-_LEAST_OF_TEXT = 2.5
+LEAST = 1.0
+#: The same for a message that seems to be about one text, or what a question is about.
+_LEAST_IF_DOUBTFUL = 2.5
 #: The least sum of weights, without the bias, of a sentence that is part of the wish.
 _LEAST_OF_SENTENCE = -2.5
 #: Sentences at the beginning and at the end of a message that are read.
 _FIRST, _LAST = 4, 2
+#: Circumstances, and their patterns, that also weigh together with how surely the message states a wish.
+_WEIGHED_WITH_SUREST = {
+    "shape": "shape_word",
+    "standing": "standing",
+    "generic": "generic",
+    "about_user": "about_speaker",
+    "definite": "definite",
+}
 #: Characters of a sentence that are read.
 _MAX_CHARACTERS = 300
-#: Marks around a sentence.
-ENDS = " \t\n,;:.!\u2026-\u2013\u2014("
 _SPACES = re.compile(r"\s+")
 _TOKEN = re.compile(r"[a-z']+|_{2,}|\d+|[?!:]")
+#: Words whose kinds are remembered.
+_MOST_WORDS = 4096
 #: Words of a sentence that has few.
 _FEW_WORDS = 5
 _MASKED = re.compile(r"_{3,}")
@@ -108,6 +122,7 @@ def read_rewritings(table: Mapping[str, Any], given: Sequence[Mapping[str, Any]]
     - undoes: the wish takes back an earlier one that has the words of the groups
     - few: only for few words; noun: the first group has no verb
     - capital: the first group begins with a capital letter
+    - gerund: the first group begins with a verb in "-ing", which becomes an imperative
     - addressed: the answer before the message addresses somebody by a word of the message
     """
     flags = (frozenset(name for name, value in one.items() if value is True) for one in given)
@@ -150,6 +165,7 @@ class Scale:
         """`table`: a phrase file that has `[weighed]`."""
         self._table = table
         self._given = table["weighed"]
+        self._small_words = word_list(table, "small_words") | word_list(self._given, "small_words")
 
     @cached_property
     def rewritten(self) -> Sequence[Rewriting]:
@@ -182,13 +198,15 @@ class Scale:
         plain = normalise(mask_quotations(words))
         standing = self.patterns["standing"].search(plain) is not None
         about_text = not standing and self.patterns["one_text"].search(plain) is not None
-        stated = self.stated(said) if score > (_LEAST_OF_TEXT if about_text else LEAST) and said else []
+        # "We speak German at home. Is that bad?" is no wish, but what a question is about.
+        doubtful = about_text or (asks and not standing and self._surest(words, said) <= DESIRE)
+        stated = self.stated(said) if score > (_LEAST_IF_DOUBTFUL if doubtful else LEAST) and said else []
         return Weighing(score, stated, standing, about_text, not said)
 
     def read(self, words: str) -> tuple[list[WeighedSentence], bool]:
         """The sentences of a message that are no plain questions, and whether there are others."""
         masked = mask_quotations(words)
-        spans = sentence_spans(masked)
+        spans = sentence_spans(words)
         if len(spans) > _FIRST + _LAST:
             spans = spans[:_FIRST] + spans[-_LAST:]
         said = []
@@ -196,7 +214,7 @@ class Scale:
             normalised = _SPACES.sub(" ", normalise_in_place(masked[start:end])).strip()[:_MAX_CHARACTERS]
             complains = self.patterns["complaint"].match(normalised) is not None
             if complains or not self._asks(normalised):
-                weight = self._sum(parts_of(normalised))
+                weight = self._sum(self.parts_of(normalised))
                 said.append(WeighedSentence(start, end, normalised, weight, complains))
         return said, len(said) < len(spans)
 
@@ -215,8 +233,17 @@ class Scale:
             "=quotes_answer": any(quotes(words[one.start : one.end], response) for one in said),
             "=answers_question": ends_with_question(response),
         }
+        plain = " ".join(one.normalised for one in said)
+        surest = self._surest(words, said)
+        circumstances |= {f"=surest{surest}": True, f"=sentences{len(said)}": len(said) < _FIRST}
+        circumstances["=task"] = any(self.patterns["task"].search(one.normalised) for one in said)
+        circumstances["=one_text"] = self.patterns["one_text"].search(plain) is not None
+        for name, pattern in _WEIGHED_WITH_SUREST.items():
+            if self.patterns[pattern].search(plain):
+                circumstances |= {f"={name}": name != "definite", f"={name}_surest{surest}": True}
+                circumstances[f"={name}_document"] = about_document
         there = {name for name, holds in circumstances.items() if holds}
-        return there.union(*(parts_of(one.normalised) for one in said))
+        return there.union(*(self.parts_of(one.normalised) for one in said))
 
     def stated(self, said: Sequence[WeighedSentence]) -> list[WeighedSentence]:
         """The sentences that state the wish, with those that they refer to."""
@@ -227,13 +254,30 @@ class Scale:
                 chosen.add(n - 1)
         return [said[n] for n in sorted(chosen)]
 
-    def without_courtesy(self, words: str) -> str:
-        """A sentence without greetings, thanks and the like at its beginning and end."""
-        while match := self.patterns["courtesy"].search(normalise_in_place(mask_quotations(words))):
-            if match.start() == 0 and match.end() == len(words):
-                break
-            words = (words[: match.start()] + words[match.end() :]).strip()
-        return words
+    def _surest(self, words: str, said: Sequence[WeighedSentence]) -> int:
+        """How surely the surest of some sentences states a wish."""
+        return max((core_of(words[one.start : one.end], self.patterns).surely for one in said), default=NONE)
+
+    def parts_of(self, normalised: str) -> set[str]:
+        """The words, pairs of words and kinds of words of a sentence, as the file of weights has them."""
+        words = ("__" if one[0] == "_" else "0" if one[0].isdigit() else one for one in _TOKEN.findall(normalised))
+        listed = ["^", *words, "$"]
+        kinds = [f"~{self._kind_of(word)}" for word in listed]
+        parts = {f"{one} {other}" for one, other in chain(pairwise(listed), pairwise(kinds))}
+        parts.update(f"{one} {other} {third}" for one, other, third in zip(kinds, kinds[1:], kinds[2:], strict=False))
+        return parts.union(listed[1:-1], (f"{one} * {other}" for one, other in zip(listed, listed[2:], strict=False)))
+
+    @cached_property
+    def _kind_of(self) -> Callable[[str], str]:
+        return lru_cache(maxsize=_MOST_WORDS)(self._find_kind)
+
+    def _find_kind(self, word: str) -> str:
+        """A small word itself, and otherwise which kind of word it is."""
+        if not word[0].isalpha() or word in self._small_words:
+            return word
+        if self.patterns["shape_word"].fullmatch(word):
+            return "SHAPE"
+        return "VERB" if self.patterns["verb_word"].fullmatch(word) else "WORD"
 
     def _asks(self, normalised: str) -> bool:
         patterns = self.patterns
@@ -241,16 +285,8 @@ class Scale:
         return bool(asks) and not (patterns["request"].search(normalised) or patterns["tag"].search(normalised))
 
     def _sum(self, parts: Iterable[str]) -> float:
-        # Exact, because the parts are a set: in another order a plain sum may round to the other side of the bound.
-        return math.fsum(self.weights.get(part, 0.0) for part in parts)
-
-
-def parts_of(normalised: str) -> set[str]:
-    """The words and pairs of words of a sentence, as the file of weights has them."""
-    words = ("__" if one[0] == "_" else "0" if one[0].isdigit() else one for one in _TOKEN.findall(normalised))
-    listed = ["^", *words, "$"]
-    pairs = {f"{one} {other}" for one, other in pairwise(listed)}
-    return pairs.union(listed[1:-1], (f"{one} * {other}" for one, other in zip(listed, listed[2:], strict=False)))
+        # A plain sum would depend on the order of a set, which is another one in each process.
+        return round(math.fsum(self.weights.get(part, 0.0) for part in parts), 3)
 
 
 def quotes(words: str, response: str) -> bool:

@@ -6,20 +6,14 @@ model. The `[[instructions]]` of each phrase file have: `when` (phrases), `say` 
 `to_structured` (instructions for an answer that is already short, or has lists or code), `stronger` (the instruction if
 the first one did not help), `complaint` (the phrases say what was wrong, not what is wished), and `about` (only the
 first match per matter counts).
-
-A wish is restated: "You forgot the sources again." becomes "Include the sources." The rules are those
-of the phrase files: `rewritten` of `[wishes]` for clauses, and of `[weighed]` for sentences. A sentence that no rule
-fits stays in the user's words. One that needs words which are not there ("Add one.") becomes no instruction.
 """
 
 import re
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.rules.grammar import ENDS, Rewriting, Scale, WeighedSentence, WishGrammar, quotes
 from openclaw_rl.judge.rules.phrases import (
     SCRIPTS,
     Lexicon,
@@ -27,7 +21,6 @@ from openclaw_rl.judge.rules.phrases import (
     all_small_words,
     expand,
     lexicon_for,
-    mask_quotations,
     normalise,
     normalise_in_place,
     read_phrases,
@@ -51,28 +44,6 @@ _WORD = re.compile(r"\w+")
 SHORT_WORDS = 60
 #: Structure that one paragraph of text would lose, in an answer or in a hint.
 _STRUCTURE = re.compile(r"```|^\s*(?:[-*+•]|\d+[.)])\s|\b(?:list|bullets?|table|code)\b", re.MULTILINE | re.IGNORECASE)
-#: Characters of an instruction. A longer one is a text, not a wish.
-MAX_CHARACTERS = 200
-#: Tokens of chat templates. A message that has them is no plain wish.
-TEMPLATE = re.compile(
-    r"<\|[^>\n]{0,40}\|?>|<</?SYS>>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>|<\uff5c|\{\{|\{%|</?(?:system|user|assistant|think)>",
-    re.IGNORECASE,
-)
-#: Categories of characters that an instruction does not have: control characters and others that cannot be seen.
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-#: What ends the first clause of a sentence.
-_CLAUSE = re.compile(r",| so ")
-#: "No summary."
-_NONE = re.compile(r"(?:and )?no\b")
-#: The weight of a sentence that states a wish without the others.
-_ENOUGH = 1.5
-#: A word that is no name.
-_PLURAL = re.compile(r"[A-Z][a-z]{2,}(?<![siu])s")
-#: How an answer addresses somebody: "Hi Sam!", "Sure, Sam."
-_ADDRESSED = re.compile(
-    r"\b(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear|[Ss]ure|[Oo]kay|[Tt]hanks|[Ss]orry|[Mm]orning|thing|one)[ ,]+(\w+)[,.!]"
-    r"|(?:^|[,.!?] )([A-Z]\w+)[,!]"
-)
 
 
 def make_hint(words: str) -> str:
@@ -241,141 +212,3 @@ def read_form_rules(table: dict[str, Any]) -> FormRules:
     denial = re.compile(rf"\b{table['denial']}") if "denial" in table else None
     small_words = word_list(table, "small_words")
     return FormRules(SCRIPTS[table["script"]], denial, small_words, word_list(table, "words_of_asking"), rules)
-
-
-class WishFound(NamedTuple):
-    """A wish in a sentence."""
-
-    instruction: str
-    topic: str
-    stronger: str = ""
-    """The instruction for somebody who wishes the same again."""
-    standing: bool = False
-    """It says that it is for all answers."""
-    conditional: bool = False
-    """It comes after a request in the same sentence: "Write a letter, no emojis please"."""
-    undoes: frozenset[str] = frozenset()
-    """As in a `Wish`."""
-
-
-def said_wish(
-    stated: Sequence[WeighedSentence], words: str, response: str, grammar: WishGrammar
-) -> Iterator[WishFound]:
-    """The wish of a message: the sentences that state it, as many as an instruction may have.
-
-    None if sentences that state it better than the others cannot stand alone: what is left would say something else.
-    """
-    assert grammar.scale
-    task = grammar.scale.patterns["task"]
-    stated = [one for one in stated if not task.search(one.normalised)]
-    adds = [one for one in stated if grammar.scale.patterns["adds"].search(one.normalised)]
-    # "No summary. Add one." forbids none.
-    stated = [one for one in stated if not (_NONE.match(one.normalised) and any(other is not one for other in adds))]
-    addressed = is_addressed(words, response)
-    said: list[tuple[float, WishFound]] = []
-    lost = False
-    for one in stated:
-        found = restate(words[one.start : one.end], response, grammar, addressed)
-        if found and ((said and not lost) or not dangles(found.instruction, grammar)):
-            said.append((one.weight, found))
-        lost = not found
-    heaviest = max((one.weight for one in stated), default=0.0)
-    if all(weight < min(heaviest / 2, _ENOUGH) for weight, _ in said) or not any(
-        tells(one, grammar) for _, one in said
-    ):
-        return
-    while sum(len(found.instruction) + 1 for _, found in said) > MAX_CHARACTERS:
-        said.remove(min(said, key=lambda one: one[0]))
-    if said:
-        _, best = max(said, key=lambda one: one[0])
-        yield best._replace(instruction=" ".join(dict.fromkeys(found.instruction for _, found in said)))
-
-
-def restate(sentence: str, response: str, grammar: WishGrammar, addressed: bool = False) -> WishFound | None:
-    """A sentence that states a wish, as an instruction: by a rule, or in its own words if they can stand alone."""
-    assert grammar.scale
-    words = tidy(sentence, grammar.scale)
-    normalised = normalise_in_place(mask_quotations(words))
-    if quotes(words, response) and not normalised.strip("_ .!?,"):
-        return make_wish(grammar.scale.not_said.format(words.rstrip(" .")), normalise(words), grammar)
-    found = rewrite(words, grammar, grammar.scale.rewritten, addressed)
-    fit = _LETTERS.search(normalised) and not grammar.scale.patterns["unfit"].search(normalised)
-    return found or (make_wish(words, normalised, grammar) if fit else None)
-
-
-def tidy(sentence: str, scale: Scale) -> str:
-    """A sentence without courtesy, reminders and final marks. A question mark stays."""
-    words = scale.without_courtesy(" ".join(sentence.split()))
-    return words.strip(ENDS) if '"' not in words[-2:] else words.strip(" ")
-
-
-def dangles(instruction: str, grammar: WishGrammar) -> bool:
-    """Whether an instruction needs words that are not there: "Add one.", "Do it that way."."""
-    assert grammar.scale
-    said = normalise(mask_quotations(instruction)).replace("the user", "user")
-    match = grammar.scale.patterns["dangles"].search(said)
-    return match is not None and not grammar.scale.patterns["named"].search(said[: match.end()])
-
-
-def tells(found: WishFound, grammar: WishGrammar) -> bool:
-    """Whether a sentence says what to do, or what the user is, and not only what was wrong."""
-    assert grammar.scale
-    said = normalise(mask_quotations(found.instruction))
-    patterns = grammar.scale.patterns
-    return bool(patterns["instructs"].search(said)) or not patterns["finite"].search(_CLAUSE.split(said)[0])
-
-
-def rewrite(words: str, grammar: WishGrammar, rules: Sequence[Rewriting], addressed: bool = False) -> WishFound | None:
-    """The wish that a clause becomes; None if no rule rewrites it."""
-    normalised = normalise_in_place(mask_quotations(words))
-    patterns = grammar.scale.patterns if grammar.scale else {}
-    for rule in rules:
-        if (match := rule.match(normalised, patterns)) and fits(rule, match, words, addressed):
-            parts = [words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1)]
-            parts = parts if "capital" in rule.given else [lower_first(part, grammar) for part in parts]
-            instruction = rule.say.format(*parts, whole=words)
-            found = make_wish(instruction, normalise(instruction), grammar)
-            core = grammar.content(normalise(" ".join(parts))) if "undoes" in rule.given else ()
-            return found._replace(undoes=frozenset(core)) if found else None
-    return None
-
-
-def fits(rule: Rewriting, match: re.Match[str], words: str, addressed: bool) -> bool:
-    """Whether what a rule asks for besides its pattern is there."""
-    name = words[match.start(1) : match.end(1)] if match.re.groups else words
-    named = "capital" not in rule.given or all(part[:1].isupper() for part in name.split())
-    return named and ("addressed" not in rule.given or addressed)
-
-
-def is_addressed(words: str, response: str) -> bool:
-    """Whether an answer addresses the user by a word of a message."""
-    names = {name.lower() for pair in _ADDRESSED.findall(response) for name in pair if name}
-    return bool(names & set(re.findall(r"\w+", words.lower())))
-
-
-def make_wish(words: str, normalised: str, grammar: WishGrammar) -> WishFound | None:
-    """A wish in the user's words as a sentence; None if it is not plain text."""
-    text = about_user(" ".join(words.split()), grammar)
-    unseen = any(unicodedata.category(char) in _UNSEEN for char in text)
-    if not text or len(text) >= MAX_CHARACTERS or TEMPLATE.search(text) or unseen:
-        return None
-    stop = "\u3002" if "\u3400" <= text[-1] <= "\u9fff" else "."
-    stop = "" if text[-1] in ".!?\u3002\uff01\uff1f" else stop
-    return WishFound(text[0].upper() + text[1:] + stop, grammar.topic(normalised))
-
-
-def about_user(words: str, grammar: WishGrammar) -> str:
-    """A wish with "the user" in place of its speaker, whom the model would take for itself."""
-    for when, say in grammar.about_user:
-        said = normalise_in_place(mask_quotations(words))
-        for match in reversed(list(when.finditer(said))):
-            groups = (words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1))
-            words = words[: match.start()] + say.format(*groups) + words[match.end() :]
-    return words
-
-
-def lower_first(words: str, grammar: WishGrammar) -> str:
-    """A part of a clause with a small first letter, unless it is a name or an abbreviation."""
-    first, _, rest = words.partition(" ")
-    small = (normalise(first) in grammar.topic_noise and rest) or _PLURAL.fullmatch(first)
-    return words[:1].lower() + words[1:] if small else words

@@ -41,6 +41,8 @@ _SENTENCE_END = re.compile(
     rf"(?<=[.!?;…]){_NO_TITLE}[.!?;…]*\s+|(?<=[。！？；])\s*|\n+|\s+[-–—]+\s+"
     r"|(?<=[a-zß-ÿ]) (?=[A-ZÀ-Þ]\w{1,15} (?:\w{1,15} ){0,2}\w{1,15} ?: )"
 )
+#: A sentence whose last mark is within a quotation.
+_AFTER_QUOTATION = re.compile(r"(?<=[.!?]['\"\u201d\u2019\u00bb])\s+(?=[A-Z])")
 _NO_SENTENCE = " .!?;…。！？；\t"
 _WIDTHS = str.maketrans(
     {"。": ". ", "！": "! ", "？": "? ", "；": "; ", "，": ", ", "、": ", ", "：": ": ", "¿": " ", "¡": " "}
@@ -85,6 +87,7 @@ def without_code(text: str) -> str:
     return _QUOTED_LINE.sub("", _FENCE.sub("\n", text))
 
 
+@lru_cache(maxsize=64)
 def mask_quotations(text: str) -> str:
     """The text with each quotation replaced by as many underscores."""
     return QUOTATION.sub(lambda match: "_" * len(match[0]), text)
@@ -99,6 +102,7 @@ def normalise(text: str) -> str:
     return _STRETCHED.sub(r"\1", unicodedata.normalize("NFC", text)).replace("’", "'")
 
 
+@lru_cache(maxsize=64)
 def normalise_in_place(text: str) -> str:
     """Normalise without moving any position: if the length would change, each character becomes one character."""
     if len(normalised := normalise(text)) == len(text):
@@ -112,9 +116,11 @@ def normalise_unquoted(text: str) -> str:
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """The start and end of each sentence, including its final mark. Quotations do not end sentences."""
-    text = mask_quotations(text)
+    """The start and end of each sentence, including its final mark. Quotations do not end sentences
+    but where both end."""
+    whole, text = text, mask_quotations(text)
     ends = [match.span() for match in _SENTENCE_END.finditer(text)]
+    ends = sorted(ends + [one.span() for one in _AFTER_QUOTATION.finditer(whole) if text[one.start() - 1] == "_"])
     spans = zip([0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)], strict=True)
     return [(start, end) for start, end in spans if text[start:end].strip(_NO_SENTENCE)]
 

@@ -9,17 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
-from openclaw_rl.judge.rules.instructions import (
-    MAX_CHARACTERS,
-    TEMPLATE,
-    WishFound,
-    dangles,
-    form_wishes,
-    make_wish,
-    restate,
-    rewrite,
-    said_wish,
-)
+from openclaw_rl.judge.rules.instructions import form_wishes
 from openclaw_rl.judge.rules.phrases import (
     ends_with_question,
     mask_quotations,
@@ -28,6 +18,17 @@ from openclaw_rl.judge.rules.phrases import (
     sentence_spans,
     shorten,
     without_code,
+)
+from openclaw_rl.judge.rules.restating import (
+    MAX_CHARACTERS,
+    TEMPLATE,
+    WishFound,
+    dangles,
+    make_wish,
+    needs_more,
+    restate_core,
+    rewrite,
+    said_wish,
 )
 from openclaw_rl.judge.rules.signals import (
     ERROR_OUTPUT,
@@ -46,7 +47,9 @@ from openclaw_rl.types import Wish
 MOST_WISHES = 4
 _MOST_CLAUSES = 8
 #: The weight of a sentence that is a wish beside another one.
-_SURE = 1.5
+_SURE = 0.0
+#: A message of more weight states a wish, though it may read like praise or the next request.
+_SURE_OF_MESSAGE = 3.0
 #: A message of less weight states no wish for all answers beyond plain ones about form, and names.
 _UNLIKELY = 0.0
 #: By how many characters a sentence says more than a clause of it.
@@ -106,7 +109,8 @@ class Heard(NamedTuple):
         """Whether it says that it is about one answer, or is praise, or only asks for more."""
         if self.grammar and not self.weighed.standing and self.grammar.patterns["once"].search(self.message.normalised):
             return True
-        return is_follow_up(self.message) or (self.reading.kind in _CONTENT and not self.weighed.standing)
+        content = self.reading.kind in _CONTENT and self.weighed.score < _SURE_OF_MESSAGE
+        return is_follow_up(self.message) or (content and not self.weighed.standing)
 
 
 def read_wishes(text: str, request: str = "", response: str = "", weighs: bool = True) -> list[Wish]:
@@ -152,8 +156,10 @@ def hear(heard: Heard, complaints: Sequence[tuple[str, tuple[int, int]]], weighs
         # Beside a wish that patterns read, only other sentences count.
         stated = heard.weighed.stated
         stated = [one for one in stated if not lasting or (one.weight > _SURE and not overlaps(one, covered))]
-        for found in said_wish(stated, heard.message.words, heard.response, heard.grammar):
-            add_wish(wishes, found, lasting=True)
+        for found in said_wish(stated, heard.message.words, heard.response, heard.grammar, beside=lasting):
+            # A complaint beside a wish about the same says no more.
+            if not any(wish.lasting and wish.topic == found.topic for wish in wishes):
+                add_wish(wishes, found, lasting=True)
     return wishes
 
 
@@ -226,13 +232,16 @@ def whole(
 ) -> Iterator[WishFound]:
     """The wishes of the clauses of a sentence, without those that need more of it: the whole sentence says them."""
     said = next((one for one in stated if overlaps(one, [(sentence.start, sentence.end)])), None)
-    restated = restate(words[said.start : said.end], "", grammar) if said else None
+    restated = restate_core(said, words, "", "", grammar, False).found if said else None
     for one in found:
         plain = any(
             form.instruction == one.instruction for form in form_wishes_of(words[sentence.start : sentence.end])
         )
+        if restated and not plain and restated.instruction.rstrip(".!") in one.instruction:
+            # Without its reasons.
+            one = one._replace(instruction=restated.instruction)
         more = restated and not plain and len(restated.instruction) > len(one.instruction) + _MORE
-        if one.undoes or not (more or dangles(one.instruction, grammar)):
+        if one.undoes or not (more or dangles(one.instruction, grammar) or needs_more(one.instruction, grammar)):
             yield one
 
 
