@@ -1,6 +1,6 @@
 """Measures models of other families and weights of 4 and 8 bits, with random weights at real shapes, on one GPU.
 
-    python benchmarks/families.py [--most SECONDS] [PART …]     all parts but the last, within four minutes
+    python benchmarks/families.py [--most SECONDS] [PART …]     all parts, within four minutes
 
 A row is printed when it is measured. Each part has its own process, which ends with the time. Sampling is 512-token
 prompts and 64 tokens each, with an adapter. A step has 4,096 tokens in four sequences. Plain PEFT needs `peft`.
@@ -24,10 +24,9 @@ from measuring import best, timed, wait
 from sampling import generate
 from shapes import QWEN3_4B, QWEN3_8B, qwen3_config, random_decoder
 
-from openclaw_rl.engines.local.model.codes import encode
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape
 from openclaw_rl.engines.local.model.language_model import LanguageModel
-from openclaw_rl.engines.local.model.linear import decode, quantised
+from openclaw_rl.engines.local.model.linear import quantised
 from openclaw_rl.engines.local.model.transformers_decoder import (
     TransformersDecoder,
     decoder_of,
@@ -277,53 +276,12 @@ def family(name: str, config: Callable[[], Any]) -> Rows:
     return rows
 
 
-def kernels() -> Rows:
-    """Products with few rows: our kernel in several tiles, decoding with cuBLAS, and bfloat16."""
-    outputs, inputs = sized((12288, 4096), (64, 128))
-    rows = Rows(f"A product [{outputs}, {inputs}] in 4 bits, µs")
-    weights = [torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE) for _ in range(sized(8, 1))]
-    coded = [encode(weight, 4) for weight in weights]
-    for count in sized((1, 4, 16, 64), (1,)):
-        x = torch.randn(count, inputs, device=DEVICE, dtype=DTYPE)
-        ways: dict[str, Callable[[int], object]] = {"bfloat16": lambda i, x=x: x @ weights[i].t()}  # type: ignore[misc]
-        ways["decoded, then cuBLAS"] = lambda i, x=x: x @ decode(*coded[i], DTYPE).t()  # type: ignore[misc]
-        if DEVICE.type == "cuda":
-            ways |= tiles(x, coded)
-        for way, product in ways.items():
-            found = rows.attempt(f"{count} rows", way, lambda product=product: microseconds(product, len(weights)))  # type: ignore[misc]
-            if found is not None:
-                rows.tell(f"{count} rows", way, f"{found:.1f}")
-    return rows
-
-
-def tiles(x: torch.Tensor, coded: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Callable[[int], object]]:
-    from openclaw_rl.engines.local.model.quantised_kernels import TILE, DecodedTile, product
-
-    some = [(32, 2, 2, 3, 1280), (32, 4, 4, 3, 640), (64, 1, 4, 4, 640), (64, 2, 4, 3, 264), (128, 2, 8, 3, 400)]
-    return {
-        f"kernel {tuple(tile)}{' (chosen)' if tile == TILE else ''}": lambda i, tile=tile: product(
-            x, *coded[i], None, tile
-        )  # type: ignore[misc]
-        for tile in (TILE, *(DecodedTile(*sizes) for sizes in some))
-    }
-
-
-def microseconds(product: Callable[[int], object], weights: int) -> float:
-    """Of one product; weights take turns, so that none is in the cache of the device."""
-    for i in range(weights):
-        product(i)
-    rounds = sized(10, 1)
-    seconds = timed(lambda: [product(i) for _ in range(rounds) for i in range(weights)])
-    return 1e6 * seconds / rounds / weights
-
-
 PARTS: dict[str, Callable[[], Rows]] = {
     "qwen3-4b": lambda: qwen3("Qwen3-4B", QWEN3_4B, general=True),
     "gemma-3-4b": lambda: family("Gemma-3-4B", gemma_3_4b),
     "gpt-oss-20b": lambda: family("gpt-oss-20B", gpt_oss_20b),
     "qwen3-8b": lambda: qwen3("Qwen3-8B", QWEN3_8B, general=False),
     "qwen3-30b-a3b": lambda: family("Qwen3-30B-A3B", qwen3_30b_a3b),
-    "kernels": kernels,
 }
 
 
@@ -359,7 +317,7 @@ def main() -> int:
         sys.stdin.readline()
         return min(1, PARTS[options.now]().failed)
     end = time.perf_counter() + options.most
-    names = options.parts or [name for name in PARTS if name != "kernels" or SMOKE]
+    names = options.parts or list(PARTS)
     following: Part | None = Part(names[0])
     well = True
     for after in [*names[1:], None]:
