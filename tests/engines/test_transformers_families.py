@@ -143,6 +143,20 @@ def test_steps_with_experts_are_captured_in_bfloat16(family: str, tmp_path: Path
     assert captures(make_worker(decoder, model))
 
 
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "gpt-oss"])
+def test_fused_modules_are_trained_through(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    decoder = load_transformers_decoder(save_random(EVERY_FAMILY[family], tmp_path / "model"), dtype, device)
+    trained_lora(decoder).save(tmp_path / "adapter", "model")
+    lora = LoraWeights.load(tmp_path / "adapter", decoder.shape, device)
+    tokens = random.Random(0).choices(range(200), k=40)
+    sequence = TrainingSequence(tokens, [Span(0, 9, 40, [-5.0] * 31, [1.0] * 31)])
+    Trainer(decoder, lora, PolicyLoss()).forward_backward([sequence])
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in lora.parameters())
+
+
 def captures(worker: Worker) -> bool:
     from openclaw_rl.engines.local.sampling.transformers_runner import TransformersRunner  # imports Triton
 

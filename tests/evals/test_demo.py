@@ -272,6 +272,34 @@ def test_ctrl_c_after_the_work_has_stopped_ends_at_once_and_prints_no_traces() -
         assert process.returncode == 128 + signal.SIGINT
 
 
+SKIPPED = """
+import asyncio
+from rich.console import Console
+from openclaw_rl.lab.commands import run_stoppable
+
+async def work():
+    print("started", flush=True)
+    await asyncio.sleep(3600)
+
+run_stoppable(work(), Console())
+run_stoppable(work(), Console())
+print("written", flush=True)
+"""
+
+
+def test_ctrl_c_after_the_work_has_stopped_skips_what_comes_then() -> None:
+    """As `demo` does, which then writes what was measured."""
+    command = [sys.executable, "-c", SKIPPED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline() == "started\n"
+            process.send_signal(signal.SIGINT)
+            assert [process.stdout.readline() for _ in range(2)][1] == "Stopped.\n"
+        assert process.communicate(timeout=60) == ("written\n", "")
+        assert process.returncode == 0
+
+
 def test_ctrl_c_twice_ends_at_once_and_prints_no_traces() -> None:
     command = [sys.executable, "-c", SLOW_TO_STOP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

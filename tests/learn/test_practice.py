@@ -330,9 +330,11 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
         assert run.loop.step == 0
 
 
-@pytest.mark.parametrize(("harmful", "stays"), [((11, 12), 8), ((8,), 12)])
+@pytest.mark.parametrize(
+    ("harmful", "forgets", "stays"), [((11, 12), False, 8), ((8,), False, 12), ((), True, 8)], ids=str
+)
 async def test_of_a_practice_that_harms_the_policy_the_last_good_steps_stay(
-    run: LearningRun, renderer: ChatRenderer, harmful: Sequence[int], stays: int
+    run: LearningRun, renderer: ChatRenderer, harmful: Sequence[int], forgets: bool, stays: int
 ) -> None:
     plain = {prompt.text for prompt in plain_prompts()}
 
@@ -341,7 +343,8 @@ async def test_of_a_practice_that_harms_the_policy_the_last_good_steps_stay(
         if asked in plain and run.loop.step in harmful and version == run.loop.version:
             return "so so so so so so so so so so"
         # Without the note it keeps to it in two of three answers, so that practice goes on to its last step.
-        keeps = SHOWN[0] in prompt or (version and hash_of(asked) % 3)
+        forgot = forgets and run.loop.step == 12 and version == run.loop.version
+        keeps = SHOWN[0] in prompt or (version and hash_of(asked) % 3 and not forgot)
         return (wished if keeps else usual)(asked)
 
     run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)

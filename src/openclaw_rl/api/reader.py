@@ -16,7 +16,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, JsonSchemaFormat, NamedTool, TextRequest, check_supported
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatError, Message, RenderedPrompt, Renderer, TemplateInput
-from openclaw_rl.rendering.known import Known, KnownMessages, KnownTools
+from openclaw_rl.rendering.known import Known, KnownMessages, KnownTools, separators
 from openclaw_rl.rendering.tokenizer import TooLong
 from openclaw_rl.rendering.tool_formats import CallFormat
 from openclaw_rl.types import SHARED, Constraint, EpisodeMode, JsonForm, Thinking
@@ -163,8 +163,6 @@ MAX_LARGE_BODIES = 8
 MAX_VALUES = 50_000
 QUOTE = b'"'
 BACKSLASH = ord("\\")
-#: Before each value of an object or a list stands one of these.
-SEPARATORS = b",[{"
 #: Larger bodies are read in a thread, so that other requests do not wait.
 MAX_INLINE_BYTES = 16_384
 #: A body with more bytes for each token of the context does not fit: tokens have up to a hundred bytes, and JSON may
@@ -172,7 +170,8 @@ MAX_INLINE_BYTES = 16_384
 MAX_BYTES_PER_TOKEN = 512
 #: A prompt with more tokens than this many contexts is refused before it has been tokenised to the end.
 MAX_CONTEXTS = 2
-#: How much memory the messages and the tools of earlier requests may take, with what was derived of them.
+#: How much memory the messages and the tools of earlier requests may take, with what was derived of them. The
+#: conversations of these messages may take as much again, if they hold others.
 MAX_KNOWN_MESSAGES_BYTES, MAX_KNOWN_TOOLS_BYTES = 64_000_000, 16_000_000
 #: From a body to a chat request. Raises ApiError.
 Parse = Callable[[bytes], ChatRequest]
@@ -391,11 +390,6 @@ def count_values(body: bytes) -> int:
             break
         start = end_of_string(body, opening + 1)
     return count
-
-
-def separators(text: bytes) -> int:
-    # One pass, where a count of each would take three.
-    return len(text) - len(text.translate(None, SEPARATORS))
 
 
 def end_of_string(body: bytes, start: int) -> int:

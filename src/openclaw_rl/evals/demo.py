@@ -83,11 +83,9 @@ def finish(
         if not console.is_terminal:
             console.print(message)
         with console.status(message):
-            asyncio.run(add_perplexity(outcomes, machine, model))
+            run_stoppable(add_perplexity(outcomes, machine, model), console)
     except EngineError as error:
         console.print(f"The base model could not score the answers: {error}", markup=False)
-    except KeyboardInterrupt:
-        console.print("Skipped.")
     write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
     for outcome in outcomes:

@@ -328,10 +328,10 @@ class LearnLoop:
             return guard is None or await self._examine(guard, leaves_worse)
 
     async def take_back(self, since: int, why: str) -> bool:
-        """Let policy `since` serve again, if it is the last good one, and set turns since aside; whether it does."""
+        """Let the last good policy serve again if it is `since` or made of it, and set turns aside; whether it does."""
         async with self.lock:
             guard = self.guard
-            if guard is None or guard.last_good != since or self.phase is not Phase.WAITING:
+            if guard is None or not since <= guard.last_good < self.version or self.phase is not Phase.WAITING:
                 return False
             guard.refuse(PlainAnswers(self.version), why)
             await self._leave_worse(guard, cautious=False)
@@ -355,10 +355,10 @@ class LearnLoop:
             if not why:
                 await self._keep_good(guard, policy)
                 return True
-            if not leaves_worse:
-                return False
-            guard.refuse(policy, why)
-        await self._leave_worse(guard)
+            if leaves_worse:
+                guard.refuse(policy, why)
+        if leaves_worse:
+            await self._leave_worse(guard)
         return False
 
     async def _keep_good(self, guard: Guard, policy: PlainAnswers) -> None:

@@ -262,13 +262,19 @@ class Practiser:
             self.loop.pause_practice(paused=False)
 
     async def _conclude(self, teacher: PracticeTeacher, current: Practice, note: Note) -> None:
-        """Try the policy without the note. Retire the note if it keeps to it, and go back if it hardly ever does."""
+        """Try the policy without the note. Retire the note if it keeps to it.
+
+        If it hardly ever does, or makes less sense, the last good policy serves again.
+        """
         held, tried = await teacher.try_policy()
         reason = f"without the note, {held} of {tried} answers to other questions keep to it"
         begun = self.ledger.read(practices.begun_from, current.number, self.loop.version)
-        if begun is not None and held < MIN_OWN_HELD * tried and await self.loop.take_back(begun, reason):
-            raise Ended(f"{reason}, so the policy before serves again")
-        if not await self._is_good(current.number):
+        went_back = False
+        if begun is not None and held < MIN_OWN_HELD * tried:
+            went_back = await self.loop.take_back(begun, reason)
+            if went_back and not self.ledger.read(practices.load, current.number).made:
+                raise Ended(f"{reason}, so the policy before serves again")
+        if went_back or not await self._is_good(current.number):
             held, tried = await teacher.try_policy()
             reason = f"without the note, {held} of {tried} answers to other questions keep to it"
         current = self._as_it_is(current.number, note)

@@ -39,7 +39,7 @@ def as_written() -> Iterator[None]:
         _as_written.reset(token)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # tensors of the inference mode could not be trained through
 def fuse(model: nn.Module) -> None:
     """Replace what can be replaced in a model on CUDA."""
     offsets: dict[type[nn.Module], float | None] = {}
@@ -47,7 +47,9 @@ def fuse(model: nn.Module) -> None:
         weight = getattr(module, "weight", None)
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or weight.dim() != 1:
             continue
-        offset = offsets.setdefault(type(module), offset_of(module, weight))
+        if type(module) not in offsets:
+            offsets[type(module)] = offset_of(module, weight)
+        offset = offsets[type(module)]
         if offset is not None:
             gain = weight.detach() if not offset else weight.float() + offset
             replaced = partial(norm_or_original, module.forward, gain, eps_of(module))
@@ -80,7 +82,9 @@ def norm_or_original(original: Callable[[Tensor], Tensor], gain: Tensor, eps: fl
 
 def norm(gain: Tensor, eps: float, x: Tensor) -> Tensor:
     if torch.is_grad_enabled():
-        return F.rms_norm(x, (x.shape[-1],), gain.to(x.dtype), eps)
+        # With an offset, 16 bits have no room for the gain.
+        wide = torch.promote_types(x.dtype, gain.dtype)
+        return F.rms_norm(x.to(wide), (x.shape[-1],), gain, eps).to(x.dtype)
     return kernels.rms_norm(x.reshape(-1, x.shape[-1]), gain, eps).view(x.shape)
 
 

@@ -23,7 +23,9 @@ from torch import Tensor
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm
 from openclaw_rl.engines.local.model.kernels import chained, require_dense_last, wait_for_previous
 
-KEYS_BLOCK = 64
+#: Keys that a program reads at a time, and bytes of one of them: of longer ones it reads fewer, because cards for
+#: desktops have 99 KiB of shared memory for a program.
+KEYS_BLOCK, KEY_BYTES = 64, 512
 LOG2_E = tl.constexpr(math.log2(math.e))
 # The tensor cores multiply no fewer than 16 rows, however few query heads share a kv head.
 MIN_DOT_ROWS = 16
@@ -90,7 +92,7 @@ def paged_decode(
         WINDOW=form.window or 0,
         SOFTCAP=form.softcap or 0.0,
         GROUP_BLOCK=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
-        KEYS_BLOCK=KEYS_BLOCK,
+        KEYS_BLOCK=_keys_block(triton.next_power_of_2(dim) * q.element_size()),
         WHOLE=splits == 1,
         num_warps=ATTEND_WARPS,
         num_stages=ATTEND_STAGES,
@@ -100,6 +102,10 @@ def paged_decode(
         _combine_splits_kernel[(batch * heads,)](
             sums, peaks, weights, form.sinks, out, HEADS=heads, DIM=dim, SPLITS=splits, **shared
         )
+
+
+def _keys_block(key_bytes: int) -> int:
+    return max(MIN_DOT_ROWS, min(KEYS_BLOCK, KEYS_BLOCK * KEY_BYTES // key_bytes))
 
 
 def _split_count(batch: int, kv_heads: int, max_keys: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from triton.errors import TritonError
 
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm
 from openclaw_rl.engines.local.model.language_model import Attend
@@ -51,7 +52,7 @@ class TransformersRunner(GraphRunner):
     def warm_up(self) -> None:
         try:
             super().warm_up()
-        except RuntimeError as error:
+        except (RuntimeError, TritonError) as error:
             self.captures = False
             self.graphs.clear()
             reason = str(error).partition("\n")[0]
