@@ -178,7 +178,8 @@ def _product_kernel(
         for column in range(0, SPAN, GROUPS * GROUP):
             for group in tl.static_range(GROUPS):
                 place = (begin + column) // GROUP + group
-                inside = place < inputs // GROUP
+                # Of one element: a scalar as a mask is an error in the interpreter of Triton 3.9.
+                inside = tl.full([1], place, tl.int32) < inputs // GROUP
                 byte = place * HALF + tl.arange(0, HALF)
                 at = codes + start[None, :] * codes_stride + byte[:, None]
                 code = tl.load(at, mask=has_output[None, :] & inside, other=0)
