@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from openclaw_rl.engines.base import VersionGone
-from openclaw_rl.engines.versions import PolicyVersions
+from openclaw_rl.engines.serving import PolicyVersions
 
 
 @pytest.fixture

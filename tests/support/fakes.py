@@ -21,9 +21,8 @@ from openclaw_rl.engines.base import (
     WeightForm,
     policy_in,
 )
-from openclaw_rl.engines.stream import Admission
+from openclaw_rl.engines.serving import Admission, PolicyVersions
 from openclaw_rl.engines.transaction import check_move
-from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,

@@ -21,7 +21,7 @@ from openclaw_rl.engines.remote.sampler import (
     RemoteSampler,
     ServedPolicy,
 )
-from openclaw_rl.engines.stream import TokenStream
+from openclaw_rl.engines.serving import TokenStream
 from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, ScoreRequest, Scores
 
 #: What `--lora-rank 0` costs on servers of other projects, for the banner.

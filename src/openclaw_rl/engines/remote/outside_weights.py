@@ -10,7 +10,7 @@ from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler, ServedPolicy
-from openclaw_rl.engines.stream import TokenStream
+from openclaw_rl.engines.serving import TokenStream
 from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, SamplingParams
 
 COST = "an outside trainer replaces its weights: an answer may begin on one version and end on the next"

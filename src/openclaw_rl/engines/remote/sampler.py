@@ -32,8 +32,7 @@ from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica, ReplicaTimes, Router
-from openclaw_rl.engines.stream import Admission, TokenStream
-from openclaw_rl.engines.versions import PolicyVersions
+from openclaw_rl.engines.serving import Admission, PolicyVersions, TokenStream
 from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, SamplingParams, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)

@@ -22,13 +22,12 @@ from openclaw_rl.engines.base import (
     SamplerCapabilities,
     WeightForm,
 )
-from openclaw_rl.engines.stream import Admission, TokenStream
+from openclaw_rl.engines.serving import Admission, PolicyVersions, TokenStream, Use
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.remote_policy import Drawn, PolicyLoader, RemotePolicy
 from openclaw_rl.engines.tinker.sdk import CallFailed
 from openclaw_rl.engines.tinker.training_run import BadRecord, PolicyRecord
-from openclaw_rl.engines.versions import PolicyVersions, Use
 from openclaw_rl.http_client import url_without_account
 from openclaw_rl.types import (
     BASE_VERSION,

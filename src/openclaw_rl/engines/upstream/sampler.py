@@ -23,7 +23,7 @@ from openclaw_rl.engines.base import (
     TextPiece,
     TextSampler,
 )
-from openclaw_rl.engines.stream import Admission, PieceStream
+from openclaw_rl.engines.serving import Admission, PieceStream
 from openclaw_rl.http_client import HttpResponse
 from openclaw_rl.rendering.response import Delta, ReasoningSplitter, ReasoningText, WholeText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, new_call_id

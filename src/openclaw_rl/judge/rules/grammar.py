@@ -52,7 +52,7 @@ from importlib.resources import files
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.rules.clauses import DESIRE, NONE, core_of
+from openclaw_rl.judge.rules.instructions import DESIRE, NONE, core_of
 from openclaw_rl.judge.rules.phrases import (
     SCRIPTS,
     ends_with_question,

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from openclaw_rl.judge.rules.clauses import (
+from openclaw_rl.judge.rules.grammar import Rewriting, Scale, WeighedSentence, WishGrammar, quotes
+from openclaw_rl.judge.rules.instructions import (
     DESIRE,
     DIRECTIVE,
     ENDS,
@@ -23,7 +24,6 @@ from openclaw_rl.judge.rules.clauses import (
     resolve_in,
     without_courtesy,
 )
-from openclaw_rl.judge.rules.grammar import Rewriting, Scale, WeighedSentence, WishGrammar, quotes
 from openclaw_rl.judge.rules.phrases import mask_quotations, normalise, normalise_in_place, sentence_spans
 
 _LETTERS = re.compile(r"[^\W\d_]+")

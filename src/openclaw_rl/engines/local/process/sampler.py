@@ -35,8 +35,7 @@ from openclaw_rl.engines.local.process.worker_messages import (
     Tokens,
     WorkerOptions,
 )
-from openclaw_rl.engines.stream import Admission, TokenStream
-from openclaw_rl.engines.versions import PolicyVersions, Use
+from openclaw_rl.engines.serving import Admission, PolicyVersions, TokenStream, Use
 from openclaw_rl.types import BASE_VERSION, SHARED, Priority, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
