@@ -303,6 +303,7 @@ def test_the_table_the_picture_and_the_page_have_all_tracks(of_perfect: Path) ->
     [
         ([], "either --url"),
         (["--url", "http://127.0.0.1:9", "--baseline", "bare"], "either --url"),
+        (["--url", "http://127.0.0.1:9", "--", "--seed", "3"], "runs already"),
         (["--url", "http://127.0.0.1:9", "--track", "golf"], "There is no track golf"),
         (["--baseline", "golf"], "There is no baseline golf"),
         (["--url", "http://127.0.0.1:9", "--bare-header", "off"], "is not NAME: VALUE"),

@@ -43,6 +43,8 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
         raise ConfigError("--user-base-url and --user-model must be given together, or neither.")
     if bool(options.url) == bool(options.baselines):
         raise ConfigError("Give either --url, the address of an endpoint, or --baseline.")
+    if options.url and options.server:
+        raise ConfigError("Options after -- are for the servers of baselines: an endpoint at --url runs already.")
     given = "" if options.baselines == "all" else options.baselines
     baselines = [] if options.url else chosen(given, BASELINES, "baseline")
     out = options.out or new_folder(DEFAULT_OUT)
