@@ -17,9 +17,9 @@ COMPARED_TOKENS = 48
 #: The largest mean difference of log-probs between our attention and Transformers' own, in float32 and in 16 bits.
 MAX_GAP = 0.001
 MAX_NARROW_GAP = 0.1
-#: In 16 bits, it may also be so many times what Transformers' own attention differs by if it computes in 16 bits: where
-#: tokens choose experts, the last bit of a sum may choose another one.
-MAX_SHARE_OF_ROUNDING = 1.5
+#: In 16 bits it may also be so many times what rounding to 16 bits changes in Transformers' own attention: where tokens
+#: choose experts, the last bit of a sum may choose another one.
+MAX_TIMES_ROUNDING = 1.5
 
 
 class ComparedModel(Protocol):
@@ -51,7 +51,7 @@ def check_agreement(model: ComparedModel, compute: Callable[[Tensor], Tensor], t
     gap = (ours - exact).abs()
     limit = MAX_GAP
     if model.activation_dtype.itemsize < torch.float32.itemsize:
-        limit = max(MAX_NARROW_GAP, MAX_SHARE_OF_ROUNDING * (rounded - exact).abs().mean().item())
+        limit = max(MAX_NARROW_GAP, MAX_TIMES_ROUNDING * (rounded - exact).abs().mean().item())
     if not gap.mean() <= limit:
         raise UnsupportedModel(
             f"its log-probs of a text of {tokens} tokens differ from those of Transformers' own attention by "
