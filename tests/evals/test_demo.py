@@ -9,8 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from pathlib import Path
@@ -226,91 +224,6 @@ def test_an_evaluation_that_is_stopped_tells_what_is_done_and_stops_its_server(
     for url in urls:
         with pytest.raises(httpx.ConnectError):
             httpx.get(url, trust_env=False)
-
-
-SLOW_TO_STOP = """
-import asyncio, sys
-from rich.console import Console
-from openclaw_rl.aio import start_process
-from openclaw_rl.lab.commands import run_stoppable
-
-async def work():
-    process = await start_process(sys.executable, "-c", "import sys; sys.stdin.read()", stdin=asyncio.subprocess.PIPE)
-    print("started", flush=True)
-    try:
-        await asyncio.sleep(3600)
-    finally:
-        await process.wait()
-
-run_stoppable(work(), Console())
-"""
-
-
-SLOW_TO_END = """
-import asyncio, threading, time
-from rich.console import Console
-from openclaw_rl.lab.commands import run_stoppable
-
-async def work():
-    print("started", flush=True)
-    await asyncio.sleep(3600)
-
-run_stoppable(work(), Console())
-# The interpreter waits for it when it ends.
-threading.Thread(target=time.sleep, args=(3600,)).start()
-"""
-
-
-def test_ctrl_c_after_the_work_has_stopped_ends_at_once_and_prints_no_traces() -> None:
-    command = [sys.executable, "-c", SLOW_TO_END]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        process.send_signal(signal.SIGINT)
-        assert [process.stdout.readline() for _ in range(2)][1] == "Stopped.\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "")
-        assert process.returncode == 128 + signal.SIGINT
-
-
-SKIPPED = """
-import asyncio
-from rich.console import Console
-from openclaw_rl.lab.commands import run_stoppable
-
-async def work():
-    print("started", flush=True)
-    await asyncio.sleep(3600)
-
-run_stoppable(work(), Console())
-run_stoppable(work(), Console())
-print("written", flush=True)
-"""
-
-
-def test_ctrl_c_after_the_work_has_stopped_skips_what_comes_then() -> None:
-    """As `demo` does, which then writes what was measured."""
-    command = [sys.executable, "-c", SKIPPED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for _ in range(2):
-            assert process.stdout.readline() == "started\n"
-            process.send_signal(signal.SIGINT)
-            assert [process.stdout.readline() for _ in range(2)][1] == "Stopped.\n"
-        assert process.communicate(timeout=60) == ("written\n", "")
-        assert process.returncode == 0
-
-
-def test_ctrl_c_twice_ends_at_once_and_prints_no_traces() -> None:
-    command = [sys.executable, "-c", SLOW_TO_STOP]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        process.send_signal(signal.SIGINT)
-        assert "Ctrl-C again" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "")
-        assert process.returncode == 128 + signal.SIGINT
 
 
 def test_a_table_of_what_was_measured_has_no_model_of_which_nothing_is_known() -> None:

@@ -266,8 +266,7 @@ class Practiser:
 
         If it hardly ever does, or makes less sense, the last good policy serves again.
         """
-        held, tried = await teacher.try_policy()
-        reason = f"without the note, {held} of {tried} answers to other questions keep to it"
+        held, tried, reason = await tried_policy(teacher)
         begun = self.ledger.read(practices.begun_from, current.number, self.loop.version)
         went_back = False
         if begun is not None and held < MIN_OWN_HELD * tried:
@@ -275,8 +274,7 @@ class Practiser:
             if went_back and not self.ledger.read(practices.load, current.number).made:
                 raise Ended(f"{reason}, so the policy before serves again")
         if went_back or not await self._is_good(current.number):
-            held, tried = await teacher.try_policy()
-            reason = f"without the note, {held} of {tried} answers to other questions keep to it"
+            held, tried, reason = await tried_policy(teacher)
         current = self._as_it_is(current.number, note)
         kept = teacher.accepted / teacher.sampled if teacher.sampled else MIN_HELD
         if not tried:
@@ -317,6 +315,12 @@ class Practiser:
             self._used_at = now
             return False
         return now - self._used_at >= self._patience
+
+
+async def tried_policy(teacher: PracticeTeacher) -> tuple[int, int, str]:
+    """How many answers of the policy without the note keep to it, of how many, and the same in words."""
+    held, tried = await teacher.try_policy()
+    return held, tried, f"without the note, {held} of {tried} answers to other questions keep to it"
 
 
 def gap(answers: Sequence[PracticedAnswer]) -> float:
