@@ -28,7 +28,7 @@ from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape,
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
-from openclaw_rl.engines.local.training.trainer import MICRO_BATCH_TOKENS, Trainer
+from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 
@@ -83,7 +83,7 @@ def siblings(vocabulary: int) -> list[TrainingSequence]:
 def our_step(
     decoder: LanguageModel,
     batch: list[TrainingSequence],
-    micro_batch_tokens: int,
+    micro_batch_tokens: int | None,
     free: int = PLENTY,
     separately: bool = False,
 ) -> Step:
@@ -142,7 +142,7 @@ def make_step(side: str, device: str, shape: Shape | None) -> Step:
         model = peft_model(device, shape)
         return peft_step(model, samples(model.config.vocab_size))
     decoder = our_decoder(device, shape)
-    micro_batch_tokens = CPU_MICRO_BATCH if device == "cpu" else MICRO_BATCH_TOKENS
+    micro_batch_tokens = CPU_MICRO_BATCH if device == "cpu" else None
     free = LIMIT if side == LIMITED else PLENTY
     return our_step(decoder, samples(decoder.shape.vocab), micro_batch_tokens, free)
 
@@ -184,7 +184,7 @@ def show_step(title: str, found: dict[str, tuple[float, float]], bounds: tuple[f
     table(title, head, rows)
 
 
-def show_sessions(title: str, decoder: Decoder, micro_batch_tokens: int) -> None:
+def show_sessions(title: str, decoder: Decoder, micro_batch_tokens: int | None = None) -> None:
     """A session as one sequence, compared with its turns as separate sequences and with sessions of other lengths."""
     vocabulary = decoder.shape.vocab
     whole = session(SESSION_TURNS, vocabulary)
@@ -208,7 +208,7 @@ def show_siblings(device: str, shape: Shape | None = None) -> None:
         decoder = first_layers(decoder, SIBLING_LAYERS)
     random.seed(0)
     batch = siblings(decoder.shape.vocab)
-    steps = [our_step(decoder, batch, MICRO_BATCH_TOKENS, separately=separately) for separately in (True, False)]
+    steps = [our_step(decoder, batch, None, separately=separately) for separately in (True, False)]
     alone, together = best(*steps)
     size = f"{SIBLINGS} × ({SIBLING_PROMPT} + {RESPONSE}) tokens"
     row = (size, f"{alone:.3g}", f"{together:.3g}", f"{alone / together:.1f}", verdict(alone / together, 3))
@@ -278,8 +278,8 @@ def throughput(name: str, decoder: Decoder) -> None:
     rate = matmul_rate()
     gc.collect()
     torch.cuda.empty_cache()
-    bounds = {"Qwen3-4B": (30000, 23), "Qwen3-0.6B": (60000, 8)}[name]
-    for micro_batch_tokens in (4096, 6144, 8192):
+    bounds = {"Qwen3-4B": (32000, 23), "Qwen3-0.6B": (80000, 8)}[name]
+    for micro_batch_tokens in (None, 4096, 6144, 8192):
         torch.cuda.reset_peak_memory_stats()
         first = timed(step := our_step(decoder, batch, micro_batch_tokens))
         (seconds,) = best(step)
@@ -293,7 +293,7 @@ def throughput(name: str, decoder: Decoder) -> None:
             verdict(memory, bounds[1], False),
             f"{use:.0%}",
         )
-        rows.append((micro_batch_tokens, *row, f"{first:.1f}"))
+        rows.append((micro_batch_tokens or "default", *row, f"{first:.1f}"))
         del step
         gc.collect()
         torch.cuda.empty_cache()
@@ -313,13 +313,13 @@ def throughput(name: str, decoder: Decoder) -> None:
 def on_cuda() -> None:
     found = {side: in_own_process(side, "cuda", "Qwen3-4B") for side in (PEFT, OURS, LIMITED)}
     columns = {side: (own["seconds"], own["memory"]) for side, own in found.items()}
-    show_step("One step, random Qwen3-4B shape, bf16", columns, (5, 0.5))
+    show_step("One step, random Qwen3-4B shape, bf16", columns, (8, 1.0))
     for name in SHAPES:
         decoder = our_decoder("cuda", SHAPES[name])
         throughput(name, decoder)
         # Shapes are compiled into the kernels.
         torch.compiler.reset()
-    show_sessions("Sessions, random Qwen3-4B shape", decoder, MICRO_BATCH_TOKENS)
+    show_sessions("Sessions, random Qwen3-4B shape", decoder)
     for shape in SHAPES.values():
         show_siblings("cuda", shape)
         torch.compiler.reset()

@@ -18,7 +18,13 @@ from openclaw_rl.engines.local.model.decoder import Decoder, Shape, load_decoder
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.model.transformers_decoder import load_language_model
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.local.training.trainer import Trainer, free_memory, kept_numbers, recomputed_layers
+from openclaw_rl.engines.local.training.trainer import (
+    Trainer,
+    free_memory,
+    kept_numbers,
+    recomputed_layers,
+    usual_micro_batch,
+)
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import FAMILIES, STATE_FAMILIES, TRANSFORMERS_FAMILIES, causal, core_and_more, save_random
@@ -147,6 +153,14 @@ def test_packed_sequences_are_the_sum_of_separate_ones(decoder: Decoder) -> None
         for tensor, part in zip(total, alone, strict=True):
             tensor += part * len(one.spans) / samples
     assert_equal(packed, total)
+
+
+@pytest.mark.parametrize(
+    ("device", "width", "tokens"),
+    [("cpu", 1024, 4096), ("cuda", 576, 6144), ("cuda", 1024, 5120), ("cuda", 2560, 2048), ("cuda", 8192, 2048)],
+)
+def test_micro_batches_suit_the_model_and_its_device(device: str, width: int, tokens: int, decoder: Decoder) -> None:
+    assert usual_micro_batch(dataclasses.replace(decoder.shape, hidden=width), torch.device(device)) == tokens
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 30, 64, 90])

@@ -38,11 +38,12 @@ class LocalOptions(Section):
         shown="on CPU a quarter of the free memory, at most 4; on CUDA 60% of it",
         gt=0,
     )
-    micro_batch_tokens: int = option(
-        4096,
+    micro_batch_tokens: int | None = option(
+        None,
         "Most tokens per micro-batch of the learner. One sequence may be longer, and sequences with a common beginning "
         "may have half of this in addition to it. If memory runs out, micro-batches get smaller, down to one sequence "
         "each.",
+        shown="4096 on a CPU; on a GPU 2048 to 6144, the more the smaller the model",
         group="Training",
         ge=1,
     )

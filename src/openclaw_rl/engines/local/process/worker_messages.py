@@ -57,7 +57,8 @@ class LearnerOptions:
     dropout: float
     modules: tuple[str, ...]
     training: TrainingSettings
-    micro_batch_tokens: int
+    micro_batch_tokens: int | None
+    """None: what suits the model and its device."""
     offload: bool
     """Whether the optimiser's state leaves the device between steps."""
     base_model: str

@@ -203,7 +203,7 @@ class PolicyTrainer:
 
     def snapshot(self, name: str) -> None:
         """Keep all that a step changes, and begin again with micro-batches of the full size."""
-        self.trainer.micro_batch_tokens = self.options.micro_batch_tokens
+        self.trainer.micro_batch_tokens = self.trainer.usual_micro_batch
         self.trainer.is_stopped = False
         self.trainer.may_stay_whole = True
         self._halvings = 0

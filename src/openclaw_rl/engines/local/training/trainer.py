@@ -38,8 +38,18 @@ ACTIVATION_SHARE = 0.8
 WORKING_LAYERS = 3
 #: Where autograd decides what is kept (if all weights are trained), it is about twice as much.
 RECORDED_SHARE = 2
-#: Matrix products are no faster with more tokens, and a 4B model's activations already take 11 GiB.
+#: Tokens of a micro-batch on a CPU.
 MICRO_BATCH_TOKENS = 4096
+#: On a GPU so many tokens times the model's width keep it busy while the host prepares the next layer. More take more
+#: memory and are hardly faster (docs/results/learning.md).
+BUSY_NUMBERS, LEAST_TOKENS, MOST_TOKENS = 5 << 20, 2048, 6144
+
+
+def usual_micro_batch(shape: Sizes, device: torch.device) -> int:
+    """The tokens of a micro-batch where nobody said how many."""
+    if device.type == "cpu":
+        return MICRO_BATCH_TOKENS
+    return min(MOST_TOKENS, max(LEAST_TOKENS, BUSY_NUMBERS // shape.hidden))
 
 
 def free_memory(device: torch.device) -> int:
@@ -136,15 +146,19 @@ class Trainer:
         decoder: LanguageModel | DecoderInParts,
         weights: TrainedWeights,
         loss: Loss,
-        micro_batch_tokens: int = MICRO_BATCH_TOKENS,
+        micro_batch_tokens: int | None = None,
         ranks: Ranks | None = None,
         free: Callable[[torch.device], int] = free_memory,
     ) -> None:
-        """`free` returns the bytes that are free on a device. Layers that do not fit are computed twice."""
+        """`micro_batch_tokens`: without it, what suits the model and its device.
+
+        `free` returns the bytes that are free on a device. Layers that do not fit are computed twice.
+        """
         self.decoder = decoder
         self.weights = weights
         self.loss = loss
-        self.micro_batch_tokens = micro_batch_tokens
+        self.usual_micro_batch = micro_batch_tokens or usual_micro_batch(decoder.shape, decoder.embed.device)
+        self.micro_batch_tokens = self.usual_micro_batch
         self.free = free
         self.ranks = ranks or OneRank()
         self.micro_batches_seen = 0
