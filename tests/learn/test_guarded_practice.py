@@ -39,6 +39,23 @@ async def test_a_practice_that_harms_the_policy_is_taken_back(run: LearningRun, 
         assert run.loop.step == 0
 
 
+async def test_a_practice_that_harms_only_what_its_note_is_for_is_taken_back(
+    run: LearningRun, renderer: ChatRenderer
+) -> None:
+    def harm(request: SampleRequest, prompt: str) -> str:
+        asked = question_in(prompt)
+        harmed = request.version and "why" in asked.lower() and hash_of(asked) % 3 == 0
+        return "so so so so so so so so so so" if harmed else server.follow(request, prompt)
+
+    run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)
+    async with practising(run, renderer) as server:
+        server.answer = harm
+        done = await server.ended(server.ask_for(server.teach(scope="why")))
+        assert (done.state, done.made) == (PracticeState.STOPPED, 0)
+        assert done.reason.startswith("the policy became worse, so the one before serves again (the guard: ")
+        await run.until(lambda: run.loop.guard is not None and run.loop.guard.also == ())
+
+
 @pytest.mark.parametrize(
     ("harmful", "forgets", "stays"), [((11, 12), False, 8), ((8,), False, 12), ((), True, 8)], ids=str
 )

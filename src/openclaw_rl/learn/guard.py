@@ -1,8 +1,7 @@
 """Watches over the policy while it learns: whether it still answers plain questions sensibly.
 
-Every policy is asked the same plain prompts with the same random draws: everyday questions that we ship, and some of
-the run's own first messages. Only sense counts: short answers, another language or a pirate's tone are not worse. The
-other numbers are reported.
+Every policy is asked the same prompts with the same random draws: everyday questions that we ship, and some of the
+run's own first messages. Only sense counts: short answers, another language or a pirate's tone are not worse.
 """
 
 import asyncio
@@ -104,6 +103,11 @@ def plain_prompts() -> tuple[PlainPrompt, ...]:
     """The questions that we ship."""
     read = map(json.loads, PROMPTS.read_text("utf-8").splitlines())
     return tuple(PlainPrompt(f"plain-{zlib.crc32(one['text'].encode()):08x}", **one) for one in read)
+
+
+def practised_prompt(text: str, owner: str) -> PlainPrompt:
+    """A message of the kind that a note with a scope is for. Nobody knows what its answer is about."""
+    return PlainPrompt(f"practised-{zlib.crc32(text.encode()):08x}", text, owner=owner)
 
 
 def own_prompts(ledger: Ledger, owner: str | None = None) -> list[PlainPrompt]:
@@ -251,6 +255,8 @@ class Guard:
         self.sampler = sampler
         self.renderer = renderer
         self.own = own
+        self.also: Sequence[PlainPrompt] = ()
+        """What is asked besides, while a practice may harm answers that plain prompts do not ask for."""
         self.state = GuardState.read(file)
         self._budget = budget or Budget(share)
         names = {**NUMBERS, "version": "The policy version that was examined last."} if registry else {}
@@ -287,7 +293,7 @@ class Guard:
         """
         begun = time.monotonic()
         try:
-            prompts = [*plain_prompts(), *await asyncio.to_thread(self.own)]
+            prompts = [*plain_prompts(), *self.also, *await asyncio.to_thread(self.own)]
             # A base model that cannot be asked later is asked everything now.
             is_last_chance = self.state.start is None and not self.keeps_base
             policy = await self._ask(PlainAnswers(version), prompts, MAX_ROUNDS if is_last_chance else 1)

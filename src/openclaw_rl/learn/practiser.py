@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.learn.guard import practised_prompt
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.practice_teacher import Keeps, PracticeTeacher
 from openclaw_rl.learn.step import Phase
@@ -48,6 +49,8 @@ IMITATED_STEPS, MIN_OWN_HELD, MOSTLY_HELD = 12, 0.2, 0.5
 #: The guard examines a policy that keeps to the note in `MIN_HELD` of its answers, if so many steps were made since it
 #: did so last. If the last one is worse, the last good one of these stays. A worse one of these may become good again.
 EXAMINED_STEPS = 6
+#: Of the messages that a note with a scope is for, what the guard asks too.
+GUARDED_PROMPTS = 16
 #: How often to look whether people wait, while answers are sampled or trained on.
 LOOK_SECONDS = 0.05
 #: Steps in a row that the learner may refuse.
@@ -141,6 +144,8 @@ class Practiser:
             await self.ledger.write(practices.set_state, current.number, PracticeState.STOPPED, str(error))
         finally:
             self.loop.examines_later = False
+            if self.loop.guard is not None:
+                self.loop.guard.also = ()
             self._teacher = None
 
     async def _practise(self, current: Practice) -> None:
@@ -194,6 +199,10 @@ class Practiser:
         self._teacher = teacher
         teacher.kept += self.ledger.read(practices.answers, current.number)
         await teacher.prepare()
+        if self.loop.guard is not None and note.scope:
+            # Of what the note is for, plain prompts ask little.
+            fitting = [*teacher.prompts.trial, *teacher.prompts.practised][:GUARDED_PROMPTS]
+            self.loop.guard.also = [practised_prompt(one.text, note.owner) for one in fitting]
         return teacher
 
     def _as_it_is(self, number: int, note: Note) -> Practice:
