@@ -104,7 +104,7 @@ def test_sampler_and_learner_compute_with_one_copy_of_the_numbers(family: str, q
     plain = load_language_model(model, torch.float32, CPU)
     assert decoder.weight_bytes < 0.75 * plain.weight_bytes
     expected = as_numbers(decoder, plain)
-    lora = trained_lora(decoder, experts=True)
+    lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
     worker = Worker(decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.02, 4, 4, pack_weights="on"))
     worker.pack()
@@ -117,7 +117,7 @@ def test_sampler_and_learner_compute_with_one_copy_of_the_numbers(family: str, q
     gradients = []
     for learner in learners:
         assert learner is not None
-        own = trained_lora(learner, experts=True)
+        own = trained_lora(learner)
         trainer = Trainer(learner, own, PolicyLoss())
         old = [token.logprob for token in answer]
         sequence = TrainingSequence([*prompt, *ids(answer)], [Span(0, len(prompt), length, old, [1.0] * len(answer))])

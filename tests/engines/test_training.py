@@ -107,7 +107,7 @@ def test_gradients_through_transformers_code_are_those_of_peft(family: str, tmp_
 
 
 def check_against_peft(decoder: LanguageModel, folder: Path, loss: PolicyLoss, tolerance: float) -> None:
-    lora = trained_lora(decoder, experts=True)
+    lora = trained_lora(decoder)
     lora.save(folder / "adapter", "model")
     batch = [*ragged(), *relatives()]
     expected_loss, expected = in_peft(folder / "model", folder / "adapter", batch, loss)

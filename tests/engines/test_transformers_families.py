@@ -79,7 +79,7 @@ def test_a_served_policy_and_its_base_have_the_logprobs_of_transformers_and_peft
     decoder, shared = share(load_transformers_decoder(model, torch.float32, CPU))
     assert isinstance(decoder, TransformersDecoder)
     worker = make_worker(decoder, model)
-    lora = trained_lora(decoder, experts=True)
+    lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
     assert load(worker, LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
     draw = random.Random(family)
@@ -119,7 +119,7 @@ def test_a_policy_served_on_cuda_has_the_logprobs_of_peft(family: str, tmp_path:
     decoder = load_transformers_decoder(model, torch.float32, torch.device("cuda"))
     assert isinstance(decoder, TransformersDecoder)
     worker = make_worker(decoder, model)
-    trained_lora(decoder, experts=True).save(tmp_path / "adapter", "model")
+    trained_lora(decoder).save(tmp_path / "adapter", "model")
     assert load(worker, LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
     prompts = [random.Random(f"{family} {size}").choices(range(3, 200), k=size) for size in (31, 5, 20)]
     # Versions 0 and 2 are the base model, in one batch with the policy.
@@ -149,7 +149,7 @@ def test_steps_with_experts_are_captured_in_bfloat16(family: str, tmp_path: Path
 def test_fused_modules_are_trained_through(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     device = torch.device("cuda")
     decoder = load_transformers_decoder(save_random(EVERY_FAMILY[family], tmp_path / "model"), dtype, device)
-    trained_lora(decoder, experts=True).save(tmp_path / "adapter", "model")
+    trained_lora(decoder).save(tmp_path / "adapter", "model")
     lora = LoraWeights.load(tmp_path / "adapter", decoder.shape, device)
     tokens = random.Random(0).choices(range(200), k=40)
     sequence = TrainingSequence(tokens, [Span(0, 9, 40, [-5.0] * 31, [1.0] * 31)])
@@ -167,7 +167,7 @@ def captures(worker: Worker) -> bool:
 def test_an_adapter_is_saved_loaded_and_merged(family: str, tmp_path: Path) -> None:
     model = save_random(EVERY_FAMILY[family], tmp_path / "model")
     decoder = load_transformers_decoder(model, torch.float32, CPU)
-    lora = trained_lora(decoder, experts=True)
+    lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
     again = LoraWeights.load(tmp_path / "adapter", decoder.shape)
     assert list(again.a) == list(lora.a)

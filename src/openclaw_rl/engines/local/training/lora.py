@@ -172,4 +172,6 @@ def choose_modules(shape: Sizes, targets: Sequence[str], *, experts: bool = Fals
     wanted = possible if set(targets) == set(LINEAR_MODULES) else targets
     if unknown := sorted(set(wanted) - set(possible)):
         raise BadPolicy(f"{', '.join(unknown)} cannot be adapted; these can: {', '.join(possible)}")
+    if experts and not any(module.experts for module in shape.adaptable):
+        raise BadPolicy("the model has no experts that an adapter could change")
     return tuple(module for module in shape.adaptable if (experts if module.experts else module.target in wanted))
