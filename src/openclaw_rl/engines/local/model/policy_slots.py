@@ -85,6 +85,7 @@ class AdapterSlots:
         self.adapts_experts |= any(pair["A"].dim() > 2 for pair in modules.values())
         layers = self._fill(slot, modules, scale)
         if not self.adapts_experts:
+            # It is small.
             list(layers)
         return layers
 
