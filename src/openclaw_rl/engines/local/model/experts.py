@@ -6,6 +6,7 @@ adapter is on them. Where one is, rows are sorted by expert here, and each produ
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,12 +93,9 @@ def grouped(x: Tensor, weights: Any, ends: Tensor, *, outputs_first: bool) -> Te
         sizes = weights.shape[1:]
         if all(size * weights.itemsize % ALIGNED_BYTES == 0 for size in sizes):
             return F.grouped_mm(x, weights.mT if outputs_first else weights, offs=ends)
-    # Unbinding collects the gradients of the groups once.
+    stops = [0, *ends.tolist()]
+    # Splitting and unbinding collect the gradients of all groups once.
+    pieces = torch.split(x, [stop - start for start, stop in pairwise(stops)])
     each = weights.unbind(0) if isinstance(weights, Tensor) else weights
-    parts, start = [], 0
-    for group, stop in enumerate(ends.tolist()):
-        if stop > start:
-            weight = each[group]
-            parts.append(x[start:stop] @ (weight.mT if outputs_first else weight))
-        start = stop
-    return torch.cat(parts)
+    used = [(piece, each[group]) for group, piece in enumerate(pieces) if len(piece)]
+    return torch.cat([piece @ (weight.mT if outputs_first else weight) for piece, weight in used])
