@@ -24,6 +24,7 @@ from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.schema import FILE, connect
 from support.commands import run_command
 from support.server_program import SECONDS, SERVE, Program, serving, until
+from support.tiny_models import save_tiny_mixture
 
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "2", "--lora-rank", "4")
 FAST = ("--learning-rate", "1e-3", "--max-kl", "100", "--kv-cache-gib", "0.1", "--max-staleness", "1000")
@@ -278,8 +279,12 @@ def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_p
 
 
 @pytest.mark.more
-def test_an_adapter_on_weights_of_4_bits_is_learned_served_and_gone_on_from(tiny_model: Path, tmp_path: Path) -> None:
-    with learning(tiny_model, tmp_path, "--quantize", "4bit") as program:
+@pytest.mark.parametrize("flags", [["--quantize", "4bit"], ["--lora-experts"]])
+def test_an_adapter_on_weights_of_4_bits_or_on_experts_is_learned_served_and_gone_on_from(
+    tiny_model: Path, tmp_path: Path, flags: list[str]
+) -> None:
+    model = save_tiny_mixture(tiny_model, tmp_path / "mixture") if "--lora-experts" in flags else tiny_model
+    with learning(model, tmp_path, *flags) as program:
         teach(program, 4)
         until(lambda: version(program) == 2, program)
         assert version_of(ask(program)) == 2
@@ -288,7 +293,7 @@ def test_an_adapter_on_weights_of_4_bits_is_learned_served_and_gone_on_from(tiny
     gaps = [line["logprob_gap"] for line in lines if "logprob_gap" in line]
     assert gaps
     assert max(gaps) < 1e-4
-    with learning(tiny_model, tmp_path, "--quantize", "4bit") as program:
+    with learning(model, tmp_path, *flags) as program:
         assert version_of(ask(program)) == 2
         teach(program, 2)
         until(lambda: version(program) == 3, program)

@@ -9,7 +9,7 @@ import pytest
 from openclaw_rl.cli import main
 from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.models import ModelNotFound, fetch_model, fetch_tokenizer, find_model
-from support.tiny_models import save_tiny_gemma
+from support.tiny_models import save_tiny_gemma, save_tiny_mixture
 
 
 def changed(model: Path, folder: Path, **changes: object) -> Path:
@@ -63,6 +63,24 @@ def test_dry_run_says_what_a_family_can_do_and_refuses_what_it_cannot(
     for option in (["--lora-rank", "0"], ["--learner-ranks", "2", "--shard-weights"]):
         assert main([*flags, *option]) == 2
         assert "needs a model of our own decoder" in capsys.readouterr().err
+
+
+def test_experts_are_adapted_where_that_can_be_kept(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_mixture(tiny_model, tmp_path / "mixture")
+    flags = ["serve", "--dry-run", "--no-environment", "--run-dir", str(tmp_path / "run"), "--lora-experts"]
+    assert main([*flags, "--model-name", str(model)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "with --lora-experts on the experts too, without CUDA graphs" in shown
+    for option, sentence in (
+        (["--model-name", str(tiny_model)], "needs a model with experts that PEFT can adapt"),
+        (["--sampler", "vllm", "--vllm-url", "http://127.0.0.1:9"], "vllm is not given adapters on experts"),
+        (["--lora-rank", "0"], "--lora-rank 0 trains all weights"),
+        (["--lora-dropout", "0.1"], "PEFT has no dropout on experts"),
+    ):
+        assert main([*flags, "--model-name", str(model), *option]) == 2
+        assert sentence in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_that_is_no_model_is_refused_for_every_engine(tiny_model: Path, tmp_path: Path) -> None:

@@ -76,7 +76,12 @@ def test_the_memory_of_every_family_is_that_of_the_loaded_model(family: str, tmp
         assert size.weight_bytes(FLOAT, bits) == pytest.approx(model.weight_bytes, rel=0.005)
     adapter = LoraWeights.create(model.shape, 4, 8.0)
     assert size.adapter_parameters(4, LINEAR_MODULES) == sum(weight.numel() for weight in adapter.parameters())
-    targets = list(dict.fromkeys(module.target for module in model.shape.adaptable))
+    if has_experts := any(module.experts for module in model.shape.adaptable):
+        adapter = LoraWeights.create(model.shape, 4, 8.0, experts=True)
+        everything = sum(weight.numel() for weight in adapter.parameters())
+        assert size.adapter_parameters(4, LINEAR_MODULES, experts=True) == everything
+    assert bool(size.experts) == has_experts
+    targets = list(dict.fromkeys(module.target for module in model.shape.adaptable if not module.experts))
     assert sorted(adaptable_names(folder)) == sorted(targets)
     if (state := getattr(model.shape, "state", None)) is not None:
         assert size.cache_bytes(1, FLOAT) == state.per_token

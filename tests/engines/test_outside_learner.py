@@ -47,6 +47,7 @@ def config(folder: Path, **given: Any) -> Config:
         ({"gate": "examples/gate.jsonl"}, "--gate cannot examine a candidate.*learner of this program"),
         ({"resume_from_ckpt": "none"}, "--resume-from-ckpt belongs to a learner of this program"),
         ({"custom_loss_function_path": "examples/custom_loss.py"}, "--custom-loss-function-path belongs to"),
+        ({"lora_experts": True}, "--lora-experts belongs to a learner of this program"),
         ({"train_epochs": 2}, "--train-epochs: slime makes one pass"),
         ({"loss_fn": "cispo"}, "--loss-fn cispo: slime's loss is ppo"),
         ({"learner": "local", "sampler": "local", "sglang_url": "", "teacher_url": URL}, "--teacher-url names servers"),

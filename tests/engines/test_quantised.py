@@ -36,7 +36,7 @@ from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import FAMILIES, TRANSFORMERS_FAMILIES, core_and_more, save_random
 from support.trainers import trained_lora
-from support.workers import ids, request, run
+from support.workers import ids, load, request, run
 
 CPU = torch.device("cpu")
 #: All sides are multiples of 64, so that every weight has 4 bits.
@@ -108,7 +108,7 @@ def test_sampler_and_learner_compute_with_one_copy_of_the_numbers(family: str, q
     lora.save(tmp_path / "adapter", "model")
     worker = Worker(decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.02, 4, 4, pack_weights="on"))
     worker.pack()
-    assert worker.obey(LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
+    assert load(worker, LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
     prompt = random.Random(0).choices(range(3, 200), k=30)
     (answer,) = run(worker, [(0, Add(1, request(prompt, temperature=1.0), 1, 1))]).values()
     assert shared is not None

@@ -58,6 +58,7 @@ async def learner_of(config: Config, folder: Path, traits: Traits | None = None)
         {"lora_dropout": 0.1},
         {"learner_ranks": "2"},
         {"lora_alpha": 8.0},
+        {"lora_experts": True},
         {"lora_target_modules": "q_proj,v_proj"},
     ],
 )

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from openclaw_rl.engines.base import PassResult
 from openclaw_rl.engines.local.model.decoder import Decoder, Shape, load_decoder
 from openclaw_rl.engines.local.model.language_model import LanguageModel
+from openclaw_rl.engines.local.model.policy_slots import peft_tensors
 from openclaw_rl.engines.local.model.transformers_decoder import load_language_model
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import (
@@ -119,11 +120,12 @@ def check_against_peft(decoder: LanguageModel, folder: Path, loss: PolicyLoss, t
     _, metrics = gradients(decoder, batch, lora, loss, micro_batch_tokens=200)
     assert metrics.loss == pytest.approx(expected_loss, abs=1e-5)
     for module in lora.modules:
-        for side, stacked in (("A", lora.a), ("B", lora.b)):
-            grad = stacked[module.name].grad
-            assert grad is not None
-            for path, found in zip(module.paths.values(), grad, strict=True):
-                assert_equal([found], [expected[f"base_model.model.{path}.lora_{side}.default.weight"]], tolerance)
+        a, b = lora.a[module.name].grad, lora.b[module.name].grad
+        assert a is not None
+        assert b is not None
+        for path, *pair in zip(module.paths.values(), a, b, strict=True):
+            for key, found in peft_tensors(path, *pair).items():
+                assert_equal([found], [expected[key.replace(".weight", ".default.weight")]], tolerance)
 
 
 @pytest.mark.parametrize("modules", [("q_proj", "v_proj"), ("gate_proj",), ("k_proj", "up_proj", "o_proj")])

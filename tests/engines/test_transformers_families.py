@@ -43,7 +43,7 @@ from openclaw_rl.models import ModelNotFound
 from openclaw_rl.types import SampledToken, ScoreRequest, Span, TrainingSequence
 from support.decoders import MAMBA, OTHERS, STATE_FAMILIES, TRANSFORMERS_FAMILIES, core_and_more, save_random
 from support.trainers import trained_lora
-from support.workers import ids, request, run
+from support.workers import ids, load, request, run
 
 CPU = torch.device("cpu")
 #: Their tensors have other names on disk than in memory: merging refuses that.
@@ -81,7 +81,7 @@ def test_a_served_policy_and_its_base_have_the_logprobs_of_transformers_and_peft
     worker = make_worker(decoder, model)
     lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
-    assert worker.obey(LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
+    assert load(worker, LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
     draw = random.Random(family)
     beginning = draw.choices(range(3, 200), k=33)
     jobs = [(version, [*beginning, *draw.choices(range(3, 200), k=size)]) for version, size in enumerate((9, 12, 5, 1))]
@@ -120,7 +120,7 @@ def test_a_policy_served_on_cuda_has_the_logprobs_of_peft(family: str, tmp_path:
     assert isinstance(decoder, TransformersDecoder)
     worker = make_worker(decoder, model)
     trained_lora(decoder).save(tmp_path / "adapter", "model")
-    assert worker.obey(LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
+    assert load(worker, LoadPolicy(1, 1, tmp_path / "adapter")) == PolicyLoaded(1)
     prompts = [random.Random(f"{family} {size}").choices(range(3, 200), k=size) for size in (31, 5, 20)]
     # Versions 0 and 2 are the base model, in one batch with the policy.
     arrivals = [(i, Add(i, request(prompt, temperature=1.0, seed=i), i % 2, i % 2)) for i, prompt in enumerate(prompts)]

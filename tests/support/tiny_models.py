@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+)
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -80,19 +88,24 @@ def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False, context: in
 
 def save_tiny_gemma(llama: Path, folder: Path) -> Path:
     """A model of the same size and tokenizer whose family Transformers' code computes."""
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
+    return save_tiny_other(llama, folder, Gemma2Config, sliding_window=24, query_pre_attn_scalar=16, **caps)
+
+
+def save_tiny_mixture(llama: Path, folder: Path) -> Path:
+    """The same with experts."""
+    return save_tiny_other(
+        llama, folder, Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    )
+
+
+def save_tiny_other(llama: Path, folder: Path, family: type[PreTrainedConfig], **settings: object) -> Path:
     shutil.copytree(llama, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.manual_seed(0)
     sizes = json.loads((llama / "config.json").read_text())
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
     tokens = ("num_key_value_heads", "max_position_embeddings", "eos_token_id", "bos_token_id", "pad_token_id")
-    config = Gemma2Config(
-        **{name: sizes[name] for name in (*kept, *tokens)},
-        sliding_window=24,
-        query_pre_attn_scalar=16,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=10.0,
-        initializer_range=0.2,
-    )
+    config = family(**{name: sizes[name] for name in (*kept, *tokens)}, initializer_range=0.2, **settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 

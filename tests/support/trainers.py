@@ -33,7 +33,8 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def trained_lora(decoder: LanguageModel, **options: Any) -> LoraWeights:
-    """An adapter that changes the model: its B factors are not zero."""
+    """An adapter that changes all that it can, experts too: its B factors are not zero."""
+    options.setdefault("experts", any(module.experts for module in decoder.shape.adaptable))
     lora = LoraWeights.create(decoder.shape, rank=4, alpha=9, seed=1, **options)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from openclaw_rl.engines.local.process.sampler_worker import Worker
-from openclaw_rl.engines.local.process.worker_messages import Add
+from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, PolicyLoaded
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
 
 #: Where there is a GPU, a worker on it must give the same answers as a worker on the CPU.
@@ -31,6 +31,15 @@ def run(worker: Worker, arrivals: list[tuple[int, Add]]) -> Answers:
                 answers.setdefault((id, token.index), []).append(token)
         step += 1
     return answers
+
+
+def load(worker: Worker, command: LoadPolicy) -> PolicyLoaded:
+    """Load a policy, all of its pieces one after another."""
+    answer = worker.obey(command)
+    while answer is None:
+        answer = worker.load_on()
+    assert isinstance(answer, PolicyLoaded)
+    return answer
 
 
 def ids(tokens: list[SampledToken]) -> list[int]:

@@ -103,7 +103,8 @@ class EngineSettings:
         width = 4 if local.dtype == "float32" else 2
         lines = policies if self.engine.policy_per_user else 1
         bits = BITS[local.quantize]
-        return Trained(self.model.lora_rank, self.model.adapted_modules, width, policies, lines, bits)
+        model = self.model
+        return Trained(model.lora_rank, model.adapted_modules, width, policies, lines, bits, model.lora_experts)
 
 
 class Resources:

@@ -39,6 +39,8 @@ class ModelSize:
     max_context: int
     bits: int = 0
     """In which the matrices are stored in its folder; 0: as numbers."""
+    experts: int = 0
+    """Inputs and outputs of what an adapter can change in all experts of all layers, added up."""
 
     @property
     def parameters(self) -> int:
@@ -51,10 +53,11 @@ class ModelSize:
             count * stored_bytes(shape, width, bits or self.bits) for shape, count in shapes
         )
 
-    def adapter_parameters(self, rank: int, modules: Sequence[str]) -> int:
+    def adapter_parameters(self, rank: int, modules: Sequence[str], *, experts: bool = False) -> int:
         """Weights of a LoRA adapter; it is on all modules if all names of the option are given."""
         everywhere = set(modules) == set(LINEAR_MODULES)
-        return rank * sum(size for name, size in self.adaptable.items() if everywhere or name in modules)
+        linear = sum(size for name, size in self.adaptable.items() if everywhere or name in modules)
+        return rank * (linear + experts * self.experts)
 
     def cache_bytes(self, tokens: int, width: int) -> int:
         """Keys and values of so many tokens, with numbers of `width` bytes."""
@@ -138,6 +141,11 @@ class Trained:
     """Lines of policies that a learner holds."""
     bits: int = 0
     """Of a base weight of a layer; 0: it is a number."""
+    experts: bool = False
+    """Whether the adapter is on experts too."""
+
+    def adapter_parameters(self, size: ModelSize) -> int:
+        return size.adapter_parameters(self.rank, self.modules, experts=self.experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,7 @@ def learner_memory(size: ModelSize, trained: Trained, *, ranks: int, sharded: bo
     shards = ranks if sharded else 1
     base = size.weight_bytes(trained.width, trained.bits) / shards if has_weights else 0
     if trained.rank:
-        count = size.adapter_parameters(trained.rank, trained.modules)
+        count = trained.adapter_parameters(size)
         # A line that waits has its adapter and its moments, and no copy of them.
         waiting = (trained.lines - 1) * count * FLOAT
         adapters = count * (2 * FLOAT + trained.width) + waiting
@@ -175,7 +183,7 @@ def sampler_memory(size: ModelSize, trained: Trained, *, gpus: int, context: int
     weights = size.weight_bytes(trained.width, trained.bits)
     adapters = 0
     if trained.rank:
-        adapters = trained.policies * size.adapter_parameters(trained.rank, trained.modules) * trained.width
+        adapters = trained.policies * trained.adapter_parameters(size) * trained.width
     else:
         weights *= 1 + trained.policies
     return Memory(weights / gpus, adapters / gpus, kv_cache=size.cache_bytes(context, trained.width) / gpus)

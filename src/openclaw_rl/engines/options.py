@@ -32,6 +32,22 @@ class ModelOptions(Section):
         "all-linear",
         "Modules to adapt, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
     )
+    lora_experts: bool = option(
+        False,
+        "With the local engine: in a mixture of experts, adapt each expert too. The adapter is many times as large.",
+    )
+
+    @model_validator(mode="after")
+    def _experts_have_plain_adapters(self) -> Self:
+        if self.lora_experts and self.lora_rank == 0:
+            raise ValueError(
+                "--lora-experts needs an adapter, and --lora-rank 0 trains all weights: leave out one of them"
+            )
+        if self.lora_experts and self.lora_dropout:
+            raise ValueError(
+                "--lora-experts and --lora-dropout: PEFT has no dropout on experts, so leave out one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _known_modules(self) -> Self:

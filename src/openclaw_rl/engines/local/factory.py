@@ -9,6 +9,7 @@ from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, ModelFil
 from openclaw_rl.engines.gpus import environment_of
 from openclaw_rl.engines.launching import check_launcher, launcher_for
 from openclaw_rl.engines.local.families import describe_family, has_own_decoder, quantisation_of, runnable
+from openclaw_rl.engines.local.family_size import size_of_model
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import SPINS as LEARNER_SPINS
 from openclaw_rl.engines.local.process.learner import LocalLearner
@@ -117,6 +118,8 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
                 f"--quantize needs --sampler local, which shares its weights with the learner; "
                 f"{settings.engine.sampler} would sample from others than those that are trained."
             )
+        if settings.model.lora_experts:
+            check_experts(settings, find_model(settings.model.model_name, settings.cache))
         if local.shard_weights and ranks == 1:
             raise ConfigError("--shard-weights needs several --learner-ranks or --train-gpus to shard over.")
 
@@ -142,6 +145,7 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
             alpha=model.lora_alpha or 2.0 * model.lora_rank,
             dropout=model.lora_dropout,
             modules=model.adapted_modules,
+            experts=model.lora_experts,
             training=settings.training,
             micro_batch_tokens=local.micro_batch_tokens,
             offload=local.offload_optimizer_state,
@@ -220,6 +224,16 @@ def usable(settings: EngineSettings, folder: Path) -> Path:
     if option and (local.quantize != "none" or quantisation_of(config)):
         raise ConfigError(f"{option} needs weights that are not quantised: use the original model, without --quantize.")
     return folder
+
+
+def check_experts(settings: EngineSettings, folder: Path | None) -> None:
+    """Raise ConfigError unless adapters on experts can be sampled from, and the model has experts."""
+    sampler = settings.engine.sampler
+    if sampler not in ("auto", "local"):
+        raise ConfigError(f"--lora-experts needs --sampler local; {sampler} is not given adapters on experts.")
+    size = size_of_model(read_json_object(folder / "config.json")) if folder else None
+    if size is not None and not size.experts:
+        raise ConfigError(f"--lora-experts needs a model with experts that PEFT can adapt, and {folder} has none.")
 
 
 def check_device(device: str) -> None:

@@ -170,7 +170,10 @@ def describe_computation(config: Mapping[str, object]) -> str:
     import transformers
 
     computed = f"{family_of(config)} is computed by the code of Transformers {transformers.__version__}"
-    adapters = "Adapters: on all linear modules, in a mixture of experts on those of attention."
+    adapters = (
+        "Adapters: on all linear modules, in a mixture of experts on those of attention, and with --lora-experts on "
+        "the experts too, without CUDA graphs."
+    )
     if keeps_state(config):
         return (
             f"{computed}, which keeps a state for each sequence. It is slower: sequences are computed one after "

@@ -54,6 +54,7 @@ def adaptable_names(folder: Path) -> tuple[str, ...]:
 
 def size_of_modules(model: Any, bits: int) -> ModelSize:
     from openclaw_rl.engines.local.model.quantised_modules import layer_weights
+    from openclaw_rl.engines.local.model.transformers_sizes import adaptable_experts
 
     weights = layer_weights(model)
     has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
@@ -71,6 +72,7 @@ def size_of_modules(model: Any, bits: int) -> ModelSize:
         cached=2 * attending_layers(model.config.get_text_config()) * keys_in_layer(config),
         max_context=config["max_position_embeddings"],
         bits=bits,
+        experts=sum(len(one.paths) * one.experts * (one.inputs + one.outputs) for one in adaptable_experts(model)),
     )
 
 

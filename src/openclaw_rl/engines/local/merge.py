@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import write_tensors
-from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, peft_tensors, read_adapter
 from openclaw_rl.engines.local.training.policy_trainer import OPTIMIZER, STATE
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ON_TINKER, copy_companion_files
@@ -33,20 +33,26 @@ class FittingAdapter:
     scale: float
     """What the product of two factors is multiplied by."""
     factors: Mapping[str, Mapping[str, Tensor]]
-    """A [rank, in] and B [out, rank], by the name of the weight that they change."""
+    """A [rank, in] and B [out, rank], by the name of the weight that they change; those of all experts stacked."""
 
     def add(self, name: str, weight: Tensor) -> Tensor:
         """A weight with its change; in float32 if it has one."""
-        factors = self.factors.get(name)
-        if factors is None:
-            return weight
-        return weight.float() + self.scale * factors["B"].float() @ factors["A"].float()
+        return weight.float() + self.change(name) if name in self.factors else weight
+
+    def change(self, name: str) -> Tensor:
+        factors = self.factors[name]
+        return self.scale * factors["B"].float() @ factors["A"].float()
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
     """Write `base` with `adapter` added to its weights into a new folder. Raises UserError."""
     if (adapter / "config.json").exists():
         raise UserError(f"{adapter} is already a whole model: no merge is needed.")
+    config, modules = readable_adapter(adapter)
+    if any(pair["A"].dim() > 2 for pair in modules.values()):
+        with finished_folder(out) as folder:
+            merge_experts(base, adapter, FittingAdapter(scale_of(config), modules), folder)
+        return
     fitting = fitting_adapter(base, adapter)
     with finished_folder(out) as folder:
         copy_companion_files(base, folder)
@@ -57,16 +63,44 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
             write_tensors(merged, folder / shard.name)
 
 
-def fitting_adapter(base: Path, adapter: Path) -> FittingAdapter:
-    """The adapter in a PEFT folder. Raises UserError if it does not fit the model."""
+def merge_experts(base: Path, adapter: Path, fitting: FittingAdapter, folder: Path) -> None:
+    """The same for an adapter on experts, with the whole model in memory: how a family's files hold the weights of
+    experts, only Transformers knows. Raises UserError."""
+    import transformers
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype="auto", local_files_only=True)
+    weights = dict(model.named_parameters())
+    for path in fitting.factors:
+        weight = weights.get(path, weights.get(f"{path}.weight"))
+        if weight is None:
+            raise UserError(f"{adapter} adapts {path}, which {base} does not have.")
+        change = fitting.change(path)
+        if path in weights and getattr(model.get_submodule(path.rpartition(".")[0]), "is_transposed", False):
+            change = change.mT
+        if change.shape != weight.shape:
+            raise UserError(f"{adapter} does not fit {base}: {path} has another size there.")
+        weight.data = (weight.data.float() + change).to(weight.dtype)
+    copy_companion_files(base, folder)
+    # The weights may be in other files than before.
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    model.save_pretrained(folder)
+
+
+def readable_adapter(adapter: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """A PEFT folder's config, and its factors by the name of what they change. Raises UserError."""
     if (adapter / ON_TINKER).exists():
         raise UserError(
             f"The policy in {adapter} is stored on Tinker, under the path in {ON_TINKER}: download it first."
         )
     try:
-        config, modules = read_adapter(adapter)
+        return read_adapter(adapter)
     except BadPolicy as error:
         raise UserError(f"{error}.") from None
+
+
+def fitting_adapter(base: Path, adapter: Path) -> FittingAdapter:
+    """The adapter in a PEFT folder. Raises UserError if it does not fit the model."""
+    config, modules = readable_adapter(adapter)
     factors = {f"{module}.weight": pair for module, pair in modules.items()}
     shapes = weight_shapes(base)
     for name, pair in factors.items():
@@ -82,21 +116,20 @@ def average_adapters(checkpoints: Sequence[Path], folder: Path) -> None:
 
     It comes as near to that as its rank allows. No step is in it, and the optimiser has seen nothing.
     """
-    try:
-        read = [read_adapter(checkpoint) for checkpoint in checkpoints]
-    except BadPolicy as error:
-        raise UserError(f"{error}.") from None
+    read = [readable_adapter(checkpoint) for checkpoint in checkpoints]
     config, own = read[0]
     for checkpoint, (_, modules) in zip(checkpoints, read, strict=True):
         if sizes_of(modules) != sizes_of(own):
             raise UserError(f"{checkpoint} adapts other modules than {checkpoints[0]}: they have no average.")
     adapters = [(scale_of(one) / len(read), modules) for one, modules in read]
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, first in own.items():
         factors = [(share * pairs[name]["B"].float(), pairs[name]["A"].float()) for share, pairs in adapters]
-        down, up = best_factors(torch.cat([b for b, _ in factors], 1), torch.cat([a for _, a in factors]), config["r"])
-        for side, factor in (("A", down), ("B", up / scale_of(config))):
-            tensors[f"base_model.model.{name}.lora_{side}.weight"] = factor.to(first[side].dtype).contiguous()
+        down, up = best_factors(
+            torch.cat([b for b, _ in factors], -1), torch.cat([a for _, a in factors], -2), config["r"]
+        )
+        up /= scale_of(config)
+        tensors |= peft_tensors(name, down.to(first["A"].dtype), up.to(first["B"].dtype))
     write_tensors(tensors, folder / ADAPTER_WEIGHTS)
     shutil.copy(checkpoints[0] / ADAPTER_CONFIG, folder)
     try:
@@ -107,19 +140,19 @@ def average_adapters(checkpoints: Sequence[Path], folder: Path) -> None:
     (folder / STATE).write_text(json.dumps({"steps": 0, "micro_batches": 0}))
 
 
-def sizes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, tuple[int, int]]:
-    """The inputs and outputs of each module that an adapter changes."""
-    return {name: (pair["A"].shape[1], pair["B"].shape[0]) for name, pair in modules.items()}
+def sizes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, tuple[int, ...]]:
+    """The size of each weight that an adapter changes: outputs and inputs, and before them the experts."""
+    return {name: (*pair["B"].shape[:-1], pair["A"].shape[-1]) for name, pair in modules.items()}
 
 
 def best_factors(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The two factors of this rank, [rank, in] and [out, rank], whose product is nearest to `up @ down`."""
+    """The two factors of this rank, [..., rank, in] and [..., out, rank], whose product is nearest to `up @ down`."""
     # The product has at most as many directions as the factors together, so it is never computed as a whole.
-    (left, one), (right, other) = torch.linalg.qr(up), torch.linalg.qr(down.t())
-    u, sizes, v = torch.linalg.svd(one @ other.t())
-    root = sizes[:rank].sqrt()
-    factors = (root[:, None] * (v[:rank] @ right.t()), (left @ u[:, :rank]) * root)
-    missing = rank - len(root)
+    (left, one), (right, other) = torch.linalg.qr(up), torch.linalg.qr(down.mT)
+    u, sizes, v = torch.linalg.svd(one @ other.mT)
+    root = sizes[..., :rank].sqrt()
+    factors = (root[..., None] * (v[..., :rank, :] @ right.mT), (left @ u[..., :rank]) * root[..., None, :])
+    missing = rank - root.shape[-1]
     return torch.nn.functional.pad(factors[0], (0, 0, 0, missing)), torch.nn.functional.pad(factors[1], (0, missing))
 
 

@@ -36,6 +36,11 @@ class OutsideLearnerFactory(LearnerFactory):
                 f"--learner {self.name} needs servers that run already, because the trainer pushes its weights into "
                 f"them: give {wanted}."
             )
+        if settings.model.lora_experts:
+            raise ConfigError(
+                f"--lora-experts belongs to a learner of this program; with --learner {self.name} the trainer chooses "
+                "what it trains."
+            )
         if settings.custom_loss is not None:
             raise ConfigError(
                 f"--custom-loss-function-path belongs to a learner of this program; with --learner {self.name} the "

@@ -101,6 +101,7 @@ def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
         ),
         (settings.custom_loss is not None, "--custom-loss-function-path: losses of your own are impossible"),
         (model.lora_dropout > 0, "--lora-dropout: the adapter's input cannot be dropped"),
+        (model.lora_experts, "--lora-experts: adapters on experts cannot be chosen"),
         (model.lora_alpha is not None, "--lora-alpha: the adapter's scale cannot be chosen"),
         (
             settings.section(LocalOptions).learner_ranks != "auto",

@@ -1,7 +1,7 @@
 """What scheduler, cache, adapters and learner need of a model, whichever code computes it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,8 +12,29 @@ from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm
 
 #: A matrix product of a layer.
 Projection = str
-#: adapt(layer, projection, input, output) → output with the tokens' adapters added
-Adapt = Callable[[int, Projection, Tensor, Tensor], Tensor]
+
+
+class ExpertRows(NamedTuple):
+    """Which rows the experts of a layer compute, sorted by expert."""
+
+    tokens: Tensor
+    """int64: the token of the run that each row is of."""
+    ends: Tensor
+    """int32: where the rows of each expert end."""
+    experts: Tensor
+    """The expert of each row."""
+
+
+class Adapt(Protocol):
+    """The adapters of the tokens of a run."""
+
+    def has(self, layer: int, projection: Projection) -> bool:
+        """Whether some token may have an adapter there. Asked before experts are adapted."""
+
+    def __call__(
+        self, layer: int, projection: Projection, x: Tensor, y: Tensor, rows: ExpertRows | None = None
+    ) -> Tensor:
+        """The output `y` of a product of `x`, with the tokens' adapters added. Without `rows`, each row is a token."""
 
 
 class Attend(Protocol):
@@ -24,7 +45,8 @@ class Attend(Protocol):
 
 
 class Adaptable(NamedTuple):
-    """A linear module that adapters can change, in all layers where it has the same size."""
+    """A linear module that adapters can change, in all layers where it has the same size; or a parameter with a weight
+    for each expert of a layer."""
 
     name: str
     projection: Projection
@@ -37,6 +59,20 @@ class Adaptable(NamedTuple):
     """Of that product's result."""
     paths: Mapping[int, str]
     """Its name in a Transformers model, by layer."""
+    experts: int = 0
+    """How many experts have a weight each; 0 for a linear module."""
+    swapped: bool = False
+    """Whether PEFT takes the inputs of the experts for their outputs, so that its factor B is the first one."""
+
+    def factor_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of PEFT's factors A and B; those of all experts are stacked."""
+        inputs, outputs = (self.outputs, self.inputs) if self.swapped else (self.inputs, self.outputs)
+        each = (self.experts,) if self.experts else ()
+        return (*each, rank, inputs), (*each, outputs, rank)
+
+    def in_order(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors [..., rank, in] and [..., out, rank], from PEFT's A and B."""
+        return (b.mT, a.mT) if self.swapped else (a, b)
 
     @property
     def target(self) -> str:

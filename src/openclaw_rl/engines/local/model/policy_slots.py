@@ -6,7 +6,7 @@ the base model.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Decoder, TensorFiles, take_apart
-from openclaw_rl.engines.local.model.language_model import Adapt, Adaptable, Projection, Sizes
+from openclaw_rl.engines.local.model.experts import DOWN, GATE_UP, grouped
+from openclaw_rl.engines.local.model.language_model import Adapt, Adaptable, ExpertRows, Projection, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
 from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BadModelFolder, read_json_object
 
 _KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.(?:\w+\.)?weight")
+#: How PEFT's files name the parameters of experts: it wraps the module once for each, the first one innermost.
+_EXPERT_KEYS = {f".experts.{GATE_UP}": ".experts.base_layer", f".experts.{DOWN}": ".experts"}
 
 
 class BadPolicy(ValueError):
@@ -37,9 +40,9 @@ class Factors:
     """
 
     down: Tensor
-    """[slots, modules * rank, in]"""
+    """[slots, modules * rank, in]; of experts [slots, experts, rank, in]"""
     up: Tensor
-    """[slots, out, rank]"""
+    """[slots, out, rank]; of experts [slots, experts, out, rank]"""
     columns: tuple[slice, ...]
     """The part of the projection's result that each module computes."""
 
@@ -55,7 +58,8 @@ class Factors:
 
 
 class AdapterSlots:
-    """Memory for `slots` adapters of at most `rank`, allocated when the first adapter is loaded."""
+    """Memory for `slots` adapters of at most `rank`, allocated when the first adapter is loaded; that of experts when
+    the first adapter with experts is."""
 
     def __init__(self, shape: Sizes, slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
@@ -67,24 +71,23 @@ class AdapterSlots:
         for module in shape.adaptable:
             for layer in module.paths:
                 self._modules[layer].setdefault(module.projection, []).append(module)
-        self._factors: list[dict[Projection, Factors]] = []
+        self._factors: list[dict[Projection, Factors]] = [{} for _ in range(shape.layers)]
+        self.adapts_experts = False
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:
-        """Load a PEFT adapter folder into a slot, in one go. Raises BadPolicy, with no change, if it does not fit."""
+        """Load a PEFT adapter folder into a slot: in one go, or layer by layer if it is on experts too. Raises
+        BadPolicy, with no change, if it does not fit."""
         config, modules = read_adapter(folder)
         scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
         if config["r"] > self.rank:
             raise BadPolicy(f"{folder} has rank {config['r']}, more than --lora-rank {self.rank}")
-        blocks = [self._blocks(modules, layer, scale) for layer in range(self.shape.layers)]
-        if modules:
-            raise BadPolicy(f"{folder} adapts {next(iter(modules))}, which this model does not have or cannot adapt")
-        if not self._factors:
-            self._factors = [{p: self._room(parts) for p, parts in layer.items()} for layer in self._modules]
-        for room, block in zip(self._factors, blocks, strict=True):
-            for projection, (down, up) in block.items():
-                room[projection].down[slot - 1].copy_(down)
-                room[projection].up[slot - 1].copy_(up)
-        return iter(())
+        self._check(folder, modules)
+        self.adapts_experts |= any(pair["A"].dim() > 2 for pair in modules.values())
+        layers = self._fill(slot, modules, scale)
+        if not self.adapts_experts:
+            # It is small.
+            list(layers)
+        return layers
 
     def model(self, slot: int) -> Decoder | None:
         """A slot's own decoder: none, because all adapters use the base weights."""
@@ -93,18 +96,7 @@ class AdapterSlots:
     def adapt(self, spans: Sequence[tuple[int, int, int]]) -> Adapt | None:
         """The adapter function of a batch. A span (start, stop, slot) gives the slot of the tokens [start, stop)."""
         active = [span for span in spans if span[2]]
-        if not active:
-            return None
-
-        def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
-            factors = self._factors[layer][projection]
-            for start, stop, slot in active:
-                inner = (x[start:stop] @ factors.down[slot - 1].t()).chunk(len(factors.columns), dim=1)
-                for part, columns in zip(inner, factors.columns, strict=True):
-                    y[start:stop, columns].addmm_(part, factors.up[slot - 1, columns].t())
-            return y
-
-        return adapt
+        return SpanAdapters(self._factors, active) if active else None
 
     def factors(self, layer: int, projection: Projection) -> Factors:
         """The adapters of all slots."""
@@ -112,32 +104,70 @@ class AdapterSlots:
 
     def _room(self, modules: Sequence[Adaptable]) -> Factors:
         options: Any = {"dtype": self.dtype, "device": self.device}
-        down = torch.zeros(self.slots, self.rank * len(modules), modules[0].inputs, **options)
-        up = torch.zeros(self.slots, modules[0].width, self.rank, **options)
+        down, up = (torch.zeros(self.slots, *shape, **options) for shape in self._shapes(modules))
         return Factors(down, up, tuple(module.columns for module in modules))
 
-    def _blocks(
-        self, factors: dict[str, dict[str, Tensor]], layer: int, scale: float
-    ) -> dict[Projection, tuple[Tensor, Tensor]]:
-        """A layer's fused factors. Removes the modules that it uses from `factors`."""
-        blocks: dict[Projection, tuple[Tensor, Tensor]] = {}
-        for projection, modules in self._modules[layer].items():
-            down = torch.zeros(self.rank * len(modules), modules[0].inputs)
-            up = torch.zeros(modules[0].width, self.rank)
-            for i, module in enumerate(modules):
-                path = module.paths[layer]
-                pair = factors.pop(path, None)
-                if pair is None:
+    def _shapes(self, modules: Sequence[Adaptable]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the two factors of a projection, for a slot."""
+        each = (modules[0].experts,) if modules[0].experts else ()
+        return (*each, self.rank * len(modules), modules[0].inputs), (*each, modules[0].width, self.rank)
+
+    def _check(self, folder: Path, modules: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Raise BadPolicy unless the model has all of these modules, in these sizes."""
+        known = {path: module for module in self.shape.adaptable for path in module.paths.values()}
+        for path, pair in modules.items():
+            if path not in known:
+                raise BadPolicy(f"{folder} adapts {path}, which this model does not have or cannot adapt")
+            rank = pair["A"].shape[-2]
+            if (pair["A"].shape, pair["B"].shape) != known[path].factor_shapes(rank) or rank > self.rank:
+                raise BadPolicy(f"{path} has the wrong size for this model")
+
+    def _fill(self, slot: int, modules: Mapping[str, Mapping[str, Tensor]], scale: float) -> Iterator[None]:
+        """Write the factors of a slot, a layer per iteration. Modules that have none there get zeros."""
+        for layer, rooms in enumerate(self._factors):
+            for projection, parts in self._modules[layer].items():
+                if parts[0].experts and not self.adapts_experts:
                     continue
-                a = pair["A"].float()
-                b = pair["B"].float()
-                sizes = (module.inputs, module.outputs, len(a))
-                if (a.shape[1], b.shape[0], b.shape[1]) != sizes or len(a) > self.rank:
-                    raise BadPolicy(f"{path} has the wrong size for this model")
-                down[i * self.rank : i * self.rank + len(a)] = a
-                up[module.columns, : len(a)] = scale * b
-            blocks[projection] = (down, up)
-        return blocks
+                if projection not in rooms:
+                    rooms[projection] = self._room(parts)
+                down, up = map(torch.zeros, self._shapes(parts))
+                for i, module in enumerate(parts):
+                    if pair := modules.get(module.paths[layer]):
+                        a, b = module.in_order(pair["A"].float(), pair["B"].float())
+                        rank = a.shape[-2]
+                        down[..., i * self.rank : i * self.rank + rank, :] = a
+                        up[..., module.columns, :rank] = scale * b
+                rooms[projection].down[slot - 1].copy_(down)
+                rooms[projection].up[slot - 1].copy_(up)
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class SpanAdapters:
+    """Adds the adapter of each span (start, stop, slot) of a batch, in place."""
+
+    factors: Sequence[dict[Projection, Factors]]
+    spans: Sequence[tuple[int, int, int]]
+
+    def has(self, layer: int, projection: Projection) -> bool:
+        return projection in self.factors[layer]
+
+    def __call__(
+        self, layer: int, projection: Projection, x: Tensor, y: Tensor, rows: ExpertRows | None = None
+    ) -> Tensor:
+        factors = self.factors[layer][projection]
+        for start, stop, slot in self.spans:
+            down, up = factors.down[slot - 1], factors.up[slot - 1]
+            if rows is not None:
+                own = ((rows.tokens >= start) & (rows.tokens < stop)).nonzero().flatten()
+                ends = torch.searchsorted(own, rows.ends.long(), out_int32=True)
+                inner = grouped(x[own], down, ends, outputs_first=True)
+                y.index_add_(0, own, grouped(inner, up, ends, outputs_first=True))
+                continue
+            parts = (x[start:stop] @ down.t()).chunk(len(factors.columns), dim=1)
+            for part, columns in zip(parts, factors.columns, strict=True):
+                y[start:stop, columns].addmm_(part, up[columns].t())
+        return y
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -162,11 +192,11 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tens
         raise BadPolicy(f"{folder} has trained biases, which the local engine does not compute")
     if not all(isinstance(config.get(name), int | float) and config[name] > 0 for name in ("r", "lora_alpha")):
         raise BadPolicy(f"{folder} is damaged: its config has no rank or no alpha")
-    return config, by_module(folder, tensors)
+    return config, by_module(folder, tensors, int(config["r"]))
 
 
-def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The two factors of each module."""
+def by_module(folder: Path, tensors: dict[str, Tensor], rank: int) -> dict[str, dict[str, Tensor]]:
+    """The two factors of each module, or of each parameter of experts: [experts, rank, …] and [experts, …, rank]."""
     modules: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
@@ -177,7 +207,29 @@ def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[str, dict[str, T
     for name, factors in modules.items():
         if factors.keys() != {"A", "B"} or any(factor.dim() != 2 for factor in factors.values()):
             raise BadPolicy(f"{folder} is damaged: {name} lacks a factor")
+    for parameter, key in _EXPERT_KEYS.items():
+        for name in [name for name in modules if name.endswith(key)]:
+            modules[name.removesuffix(key) + parameter] = by_expert(folder, name, modules.pop(name), rank)
     return modules
+
+
+def by_expert(folder: Path, name: str, factors: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """PEFT keeps those of all experts in one A [experts * rank, …] and one B […, rank * experts]."""
+    a, b = factors["A"], factors["B"]
+    if not rank or len(a) % rank or b.shape[1] != len(a):
+        raise BadPolicy(f"{folder} is damaged: {name} does not fit its rank")
+    return {"A": a.view(-1, rank, a.shape[1]), "B": b.view(len(b), rank, -1).movedim(2, 0)}
+
+
+def peft_tensors(path: str, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    """The two factors of a module or of a parameter of experts, as PEFT's files have them."""
+    for parameter, key in _EXPERT_KEYS.items():
+        if a.dim() > 2 and path.endswith(parameter):
+            path = path.removesuffix(parameter) + key
+            a, b = a.flatten(0, 1), b.movedim(0, -1).flatten(1)
+            break
+    factors = {"A": a, "B": b}
+    return {f"base_model.model.{path}.lora_{side}.weight": factor.contiguous() for side, factor in factors.items()}
 
 
 class ModelSlots:
@@ -191,6 +243,7 @@ class ModelSlots:
         self.base = base
         self.slots = slots
         self._models: dict[int, Decoder] = {}
+        self.adapts_experts = False
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:
         """Load a model folder into a slot, one tensor per iteration. Raises BadPolicy if the folder does not fit."""

@@ -27,6 +27,7 @@ from openclaw_rl.engines.local.families import has_own_decoder, keeps_state
 from openclaw_rl.engines.local.model.agreement import COMPARED_TOKENS, EXACT, check_agreement, exact_attention
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
 from openclaw_rl.engines.local.model.decoder import TensorFiles, load_decoder
+from openclaw_rl.engines.local.model.experts import DOWN, GATE_UP, adapted_experts
 from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel, Projection
 from openclaw_rl.engines.local.model.model_config import MAX_REASON_CHARACTERS, UnsupportedModel
 from openclaw_rl.engines.local.model.quantised_modules import CODES, QuantisedWeight, make_room, quantise_modules
@@ -236,9 +237,13 @@ class TransformersDecoder(LanguageModel):
         layers: dict[int, nn.Module] = {}
         for adaptable in self.shape.adaptable:
             for layer, path in adaptable.paths.items():
-                linear: Any = modules[path]
-                linear.forward = partial(adapted, layer, adaptable.projection, linear.forward)
                 layers[layer] = modules[layer_prefix(path)]
+                module: Any = modules[path.rpartition(".")[0] if adaptable.experts else path]
+                if not adaptable.experts:
+                    module.forward = partial(adapted, layer, adaptable.projection, module.forward)
+                elif adaptable.target == GATE_UP:
+                    projections = adaptable.projection, adaptable.projection.removesuffix(GATE_UP) + DOWN
+                    module.forward = partial(maybe_adapted, layer, projections, module, module.forward)
         for layer, module in layers.items():
             compute: Any = module
             compute.forward = partial(maybe_twice, layer, module.forward)
@@ -255,6 +260,16 @@ def adapted(layer: int, projection: Projection, compute: Callable[[Tensor], Tens
     output = compute(x)
     assert current.adapt is not None
     return current.adapt(layer, projection, rows, output.flatten(0, -2)).view(output.shape)
+
+
+def maybe_adapted(
+    layer: int, projections: tuple[Projection, Projection], module: Any, compute: Any, *args: Tensor
+) -> Any:
+    """The experts of a layer, with adapters if they have any."""
+    current = _running.get(None)
+    if current is None or current.adapt is None or not current.adapt.has(layer, projections[0]):
+        return compute(*args)
+    return adapted_experts(current.adapt, layer, projections, module, *args)
 
 
 def maybe_twice(layer: int, compute: Any, *args: Any, **kwargs: Any) -> Any:

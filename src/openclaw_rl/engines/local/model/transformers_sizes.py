@@ -1,11 +1,12 @@
 """The sizes of a model that Transformers computes, from its configuration and from one forward pass."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from openclaw_rl.engines.local.families import is_adapted
+from openclaw_rl.engines.local.model.experts import DOWN, GATE_UP, has_experts, inputs_first
 from openclaw_rl.engines.local.model.language_model import Adaptable, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 
@@ -118,24 +119,42 @@ def unscaled_length(rope: Mapping[str, Any], longest: int) -> int:
 
 
 def adaptable_modules(model: Any, products: list[str]) -> tuple[Adaptable, ...]:
-    """The linear modules of the layers; in a mixture of experts those of attention only."""
-    has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
+    """The linear modules of the layers; in a mixture of experts those of attention only, and then the experts."""
+    mixture = any("experts" in path.split(".") for path, _ in model.named_modules())
     modules: dict[tuple[str, int, int], dict[int, str]] = {}
     for path in products:
         found = _IN_A_LAYER.fullmatch(path)
-        if found and is_adapted(model, path, has_experts=has_experts):
+        if found and is_adapted(model, path, has_experts=mixture):
             linear = model.get_submodule(path)
             key = (found["name"], linear.in_features, linear.out_features)
             modules.setdefault(key, {})[int(found["layer"])] = path
     if not modules:
         raise UnsupportedModel("none of its layers has a linear module that an adapter could change")
     names = [name for name, _, _ in modules]
-    return tuple(
+    linears = (
         Adaptable(key, key, inputs, outputs, slice(0, outputs), outputs, paths)
         for (name, inputs, outputs), paths in modules.items()
         # The same name with several sizes is several modules.
         for key in [name if names.count(name) == 1 else f"{inputs}x{outputs}.{name}"]
     )
+    return (*linears, *adaptable_experts(model))
+
+
+def adaptable_experts(model: Any) -> Iterator[Adaptable]:
+    """The two parameters of the experts of all layers; nothing if layers differ in their sizes."""
+    paths: dict[tuple[Any, ...], dict[int, str]] = {}
+    for path, module in model.named_modules():
+        if path.endswith(".experts") and has_experts(module):
+            for parameter in (GATE_UP, DOWN):
+                found = _IN_A_LAYER.fullmatch(f"{path}.{parameter}")
+                assert found is not None
+                first = inputs_first(module)
+                key = (found["name"], first, first and not hasattr(module, "is_transposed"))
+                sizes = getattr(module, parameter).shape
+                paths.setdefault((*key, *sizes), {})[int(found["layer"])] = found.string
+    for (name, first, swapped, experts, *sizes), own in paths.items() if len(paths) == 2 else ():
+        inputs, outputs = sizes if first else reversed(sizes)
+        yield Adaptable(name, name, inputs, outputs, slice(0, outputs), outputs, own, experts, swapped)
 
 
 def layer_prefix(path: str) -> str:

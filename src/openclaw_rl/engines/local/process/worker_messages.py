@@ -66,6 +66,8 @@ class LearnerOptions:
     cpu_dtype: str = "float32"
     quantize: str = "none"
     """none, 8bit or 4bit: how the base weights are stored."""
+    experts: bool = False
+    """Whether the adapter is on experts too."""
     custom_loss: str | None = None
     cuda_device: str = ""
     """The number of the only CUDA device that the process may use; empty: all."""

@@ -147,6 +147,8 @@ class PolicyWeights(Protocol):
     """The weights of the policies, one per slot. Slot 0 is the base model."""
 
     slots: int
+    adapts_experts: bool
+    """Whether some adapter is on experts too."""
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:
         """Load a policy into a slot, a piece per iteration; the model may run in between. Raises BadPolicy."""

@@ -1,7 +1,8 @@
 """Runs the steps of Transformers' code on CUDA: those without prompts as captured graphs.
 
 A step launches thousands of small kernels, which takes ten times as long as they run. A graph launches them at once.
-A family whose code waits for the device cannot be captured; it is run kernel by kernel.
+A family whose code waits for the device cannot be captured; it is run kernel by kernel. So are steps with adapters on
+experts: which rows they change is known on the device only.
 """
 
 import logging
@@ -70,7 +71,8 @@ class TransformersRunner(GraphRunner):
         return self.plain.piece(item)
 
     def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
-        if self.captures:
+        uncaptured = self.policies.adapts_experts and any(item.sequence.slot for item in work)
+        if self.captures and not uncaptured:
             return super()._run(slot, work, uniforms, drawn)
         return self._computed(work, uniforms, drawn)
 

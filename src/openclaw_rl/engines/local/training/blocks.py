@@ -28,9 +28,10 @@ class LowRank:
     """The adapter of one projection."""
 
     down: Tensor
-    """[modules * rank, in]"""
+    """[modules * rank, in]; of experts [experts, rank, in]"""
     up: Tensor
-    """[modules * rank, out], with the adapter's scale in it: a block for each module, and zeros elsewhere."""
+    """[modules * rank, out] or [experts, rank, out], with the adapter's scale in it: a block for each module, and zeros
+    elsewhere."""
     dropout: Callable[[Tensor], Tensor] | None = None
     """The dropout mask for an input of the adapter; the same on every call."""
 

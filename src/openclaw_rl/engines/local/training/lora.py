@@ -16,7 +16,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import write_tensors
 from openclaw_rl.engines.local.model.language_model import Adaptable, LanguageModel, Projection, Sizes
-from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, peft_tensors, read_adapter
 from openclaw_rl.engines.local.training.blocks import LowRank
 from openclaw_rl.engines.local.training.trainer import DecoderInParts, Policy
 from openclaw_rl.engines.options import LINEAR_MODULES
@@ -47,9 +47,9 @@ class LoraWeights:
     alpha: float
     dropout: float
     a: dict[str, Tensor]
-    """By module [layers, rank, in], float32."""
+    """By module [layers, rank, in], of experts [layers, experts, rank, in]; float32."""
     b: dict[str, Tensor]
-    """By module [layers, out, rank], float32."""
+    """By module [layers, out, rank], of experts [layers, experts, out, rank]; float32."""
 
     @classmethod
     def create(
@@ -61,18 +61,20 @@ class LoraWeights:
         dropout: float = 0.0,
         seed: int = 0,
         device: torch.device | None = None,
+        *,
+        experts: bool = False,
     ) -> "LoraWeights":
         """A new adapter that does not change the model yet: PEFT's initialisation, drawn on the CPU."""
         generator = torch.Generator().manual_seed(seed)
         a = {}
         b = {}
-        adapted = choose_modules(shape, modules)
+        adapted = choose_modules(shape, modules, experts=experts)
         for module in adapted:
+            of_a, of_b = ((len(module.paths), *sizes) for sizes in module.factor_shapes(rank))
             # Kaiming's bound with a = √5.
-            bound = module.inputs**-0.5
-            drawn = torch.empty(len(module.paths), rank, module.inputs).uniform_(-bound, bound, generator=generator)
-            a[module.name] = drawn.to(device).requires_grad_()
-            b[module.name] = torch.zeros(len(module.paths), module.outputs, rank, device=device, requires_grad=True)
+            bound = of_a[-1] ** -0.5
+            a[module.name] = torch.empty(of_a).uniform_(-bound, bound, generator=generator).to(device).requires_grad_()
+            b[module.name] = torch.zeros(of_b, device=device, requires_grad=True)
         return cls(shape, adapted, rank, alpha, dropout, a, b)
 
     @classmethod
@@ -86,7 +88,7 @@ class LoraWeights:
         adapted = tuple(module for module in shape.adaptable if not tensors.keys().isdisjoint(module.paths.values()))
         for module in adapted:
             pairs = [tensors.pop(path, {}) for path in module.paths.values()]
-            sizes = {"A": (rank, module.inputs), "B": (module.outputs, rank)}
+            sizes = dict(zip("AB", module.factor_shapes(rank), strict=True))
             for path, pair in zip(module.paths.values(), pairs, strict=True):
                 if {side: tuple(factor.shape) for side, factor in pair.items()} != sizes:
                     raise BadPolicy(f"{folder}: {path} is missing or has the wrong size for this model")
@@ -103,12 +105,11 @@ class LoraWeights:
     def save(self, folder: Path, base_model: str) -> None:
         """Write the masters as a PEFT folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for module in self.modules:
-            for side, stacked in (("A", self.a), ("B", self.b)):
-                factors = stacked[module.name].detach().cpu().unbind(0)
-                for path, factor in zip(module.paths.values(), factors, strict=True):
-                    tensors[f"base_model.model.{path}.lora_{side}.weight"] = factor.clone()
+            pairs = zip(*(stacked[module.name].detach().cpu() for stacked in (self.a, self.b)), strict=True)
+            for path, (a, b) in zip(module.paths.values(), pairs, strict=True):
+                tensors |= {key: factor.clone() for key, factor in peft_tensors(path, a, b).items()}
         write_tensors(tensors, folder / ADAPTER_WEIGHTS)
         config = {
             "peft_type": "LORA",
@@ -118,7 +119,8 @@ class LoraWeights:
             "r": self.rank,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
-            "target_modules": list(dict.fromkeys(module.target for module in self.modules)),
+            "target_modules": list(dict.fromkeys(module.target for module in self.modules if not module.experts)),
+            "target_parameters": [module.name for module in self.modules if module.experts] or None,
             "bias": "none",
             "fan_in_fan_out": False,
             "use_rslora": False,
@@ -144,8 +146,9 @@ class LoraWeights:
         for projection, grouped in groupby(self.modules, key=lambda module: module.projection):
             modules = list(grouped)
             # Unbinding one tensor of all layers collects its gradient once instead of once per layer.
-            downs = torch.cat([self.a[module.name] for module in modules], dim=1).to(dtype).unbind(0)
-            ups = torch.cat([self._up(module, dtype) for module in modules], dim=1).unbind(0)
+            factors = [(module, *module.in_order(self.a[module.name], self.b[module.name])) for module in modules]
+            downs = torch.cat([down for _, down, _ in factors], dim=-2).to(dtype).unbind(0)
+            ups = torch.cat([self._up(module, up, dtype) for module, _, up in factors], dim=-2).unbind(0)
             for i, down, up in zip(modules[0].paths, downs, ups, strict=True):
                 dropout = None
                 if dropout_seed is not None and self.dropout:
@@ -154,19 +157,21 @@ class LoraWeights:
                 layers[i][projection] = LowRank(down, up, dropout)
         return layers
 
-    def _up(self, module: Adaptable, dtype: torch.dtype) -> Tensor:
-        """[layers, rank, width]: in the module's own columns, so that one product adds all modules."""
-        scaled = (self.alpha / self.rank * self.b[module.name]).to(dtype).transpose(1, 2)
+    def _up(self, module: Adaptable, factor: Tensor, dtype: torch.dtype) -> Tensor:
+        """[layers, …, rank, width]: in the module's own columns, so that one product adds all modules."""
+        scaled = (self.alpha / self.rank * factor).to(dtype).mT
         return F.pad(scaled, (module.columns.start, module.width - module.columns.stop))
 
 
-def choose_modules(shape: Sizes, targets: Sequence[str]) -> tuple[Adaptable, ...]:
-    """The modules of these names, in the model's order. Raises BadPolicy.
+def choose_modules(shape: Sizes, targets: Sequence[str], *, experts: bool = False) -> tuple[Adaptable, ...]:
+    """The modules of these names, in the model's order, and if asked for those of experts. Raises BadPolicy.
 
-    All names that --lora-target-modules knows stand for all-linear: every module that can be adapted.
+    All names that --lora-target-modules knows stand for all-linear: every linear module that can be adapted.
     """
-    possible = list(dict.fromkeys(module.target for module in shape.adaptable))
+    possible = list(dict.fromkeys(module.target for module in shape.adaptable if not module.experts))
     wanted = possible if set(targets) == set(LINEAR_MODULES) else targets
     if unknown := sorted(set(wanted) - set(possible)):
         raise BadPolicy(f"{', '.join(unknown)} cannot be adapted; these can: {', '.join(possible)}")
-    return tuple(module for module in shape.adaptable if module.target in wanted)
+    if experts and not any(module.experts for module in shape.adaptable):
+        raise BadPolicy("the model has no experts that an adapter could change")
+    return tuple(module for module in shape.adaptable if (experts if module.experts else module.target in wanted))

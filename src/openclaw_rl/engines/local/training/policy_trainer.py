@@ -128,7 +128,7 @@ class PolicyTrainer:
         base = self.decoder
         if options.rank:
             settings = (options.rank, options.alpha, options.modules, options.dropout, options.training.seed)
-            self._take(LoraWeights.create(base.shape, *settings, self.device))
+            self._take(LoraWeights.create(base.shape, *settings, self.device, experts=options.experts))
         elif isinstance(base, Decoder):
             self._take(FullWeights.create(base, options.model))
         else:
@@ -301,11 +301,12 @@ class PolicyTrainer:
             assert isinstance(self.decoder, Decoder)
             return FullWeights.load(folder, self.decoder, options.model)
         lora = LoraWeights.load(folder, self.decoder.shape, self.device)
-        if (lora.rank, lora.modules) != (options.rank, choose_modules(self.decoder.shape, options.modules)):
-            targets = sorted({module.target for module in lora.modules})
+        wanted = choose_modules(self.decoder.shape, options.modules, experts=options.experts)
+        if (lora.rank, lora.modules) != (options.rank, wanted):
+            targets = sorted({"experts" if module.experts else module.target for module in lora.modules})
             raise BadPolicy(
                 f"it has rank {lora.rank} on {', '.join(targets)}: give the same "
-                "--lora-rank and --lora-target-modules, or start over with --resume-from-ckpt none"
+                "--lora-rank, --lora-target-modules and --lora-experts, or start over with --resume-from-ckpt none"
             )
         # The scale belongs to the adapter; dropout belongs to the training.
         return replace(lora, dropout=options.dropout)

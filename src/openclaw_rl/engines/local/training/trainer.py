@@ -8,7 +8,8 @@ A layer that keeps its activations for the backward pass is computed once. One t
 is computed again in the backward pass: about a third more work for that layer. The memory that is free decides.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +23,8 @@ from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm
 from openclaw_rl.engines.local.model.decoder import Decoder, Layer, Shape
-from openclaw_rl.engines.local.model.language_model import LanguageModel, Projection, Sizes
+from openclaw_rl.engines.local.model.experts import grouped
+from openclaw_rl.engines.local.model.language_model import ExpertRows, LanguageModel, Projection, Sizes
 from openclaw_rl.engines.local.model.transformers_decoder import TransformersDecoder
 from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAttend, block, dropped, no_adapters
 from openclaw_rl.engines.local.training.packed_attention import attention_by_segment, packed_attention
@@ -100,6 +102,27 @@ class DecoderInParts(Protocol):
 
     def run(self, compute: Callable[[Decoder], Tensor]) -> Tensor:
         """`compute` with the whole weights outside the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedAdapters:
+    """Adds the adapters of a pass, with gradients."""
+
+    layers: Sequence[Mapping[Projection, LowRank]]
+
+    def has(self, layer: int, projection: Projection) -> bool:
+        return projection in self.layers[layer]
+
+    def __call__(
+        self, layer: int, projection: Projection, x: Tensor, y: Tensor, rows: ExpertRows | None = None
+    ) -> Tensor:
+        adapter = self.layers[layer].get(projection)
+        if adapter is None:
+            return y
+        if rows is None:
+            return y + dropped(x, adapter) @ adapter.down.t() @ adapter.up
+        inner = grouped(x, adapter.down, rows.ends, outputs_first=True)
+        return y + grouped(inner, adapter.up, rows.ends, outputs_first=False)
 
 
 class Policy(NamedTuple):
@@ -319,10 +342,7 @@ class Trainer:
         def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm = PLAIN) -> Tensor:
             return attend(q, k, v, form)
 
-        def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
-            adapter = adapters[layer].get(projection)
-            return y if adapter is None else y + dropped(x, adapter) @ adapter.down.t() @ adapter.up
-
+        adapt = TrainedAdapters(adapters)
         recomputed = self._recomputed_layers(batch, decoder, recorded=True)
         hidden = decoder.forward(batch.ids, batch.positions, attend_layer, adapt, recomputed)
         hidden = hidden.index_select(0, batch.rows)
