@@ -15,15 +15,14 @@ from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.toolcall.environment import ToolCallEnvironment
-from openclaw_rl.evals import coding, tool_use
+from openclaw_rl.evals import eval_tasks, tool_use
 from openclaw_rl.evals.benchmark.person import Held, OrdinaryChat, Teaching, questioned
 from openclaw_rl.evals.benchmark.systems import NotOffered, Venue
 from openclaw_rl.evals.chat import Reply
 from openclaw_rl.evals.conversation import EvalQuestion, cycled, questions
-from openclaw_rl.evals.eval_tasks import spread
 from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.personas.persona import load
-from openclaw_rl.evals.scores import CaseScore, ask_all
+from openclaw_rl.evals.scores import EvalPlan
 from openclaw_rl.evals.wishes.drawn import PLACES, DrawnWish, draw
 from openclaw_rl.evals.wishes.measurement import ExamPlan
 from openclaw_rl.evals.wishes.wish import EvalWish, built_in
@@ -240,25 +239,17 @@ async def plain_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
 
 
 async def code_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
-    cases = spread(coding.problems(), size.cases)
-    return case_marks(
-        (await ask_all(coding.TASK, chat, cases, coding.score, max_tokens=coding.MAX_TOKENS, seed=seed)).cases
-    )
+    return await task_marks(eval_tasks.code(size.cases), chat, seed)
 
 
 async def tool_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
-    async def score(case: tool_use.ToolCase, reply: Reply) -> CaseScore:
-        return tool_use.grade(case, reply)
-
     # Whoever never calls a tool must not pass where none is needed.
-    cases = spread([case for case in tool_use.cases() if case.calls], size.cases)
-    return case_marks(
-        (await ask_all(tool_use.TASK, chat, cases, score, max_tokens=tool_use.MAX_TOKENS, seed=seed)).cases
-    )
+    cases = [case for case in tool_use.cases() if case.calls]
+    return await task_marks(eval_tasks.tools(tool_use.TASK, cases, size.cases), chat, seed)
 
 
-def case_marks(cases: Sequence[CaseScore]) -> MarkList:
-    return [(case.case, case.passed) for case in cases]
+async def task_marks(plan: EvalPlan, chat: OrdinaryChat, seed: int) -> MarkList:
+    return [(case.case, case.passed) for case in (await plan.ask(chat, seed, lambda _: None)).cases]
 
 
 # Many wishes, wishes that are taken back, and those of others
