@@ -263,5 +263,5 @@ async def test_the_real_server_s_tool_calls_are_graded(tiny_model: Path):
     with running(Bench(tiny_model)) as bench:
         bench.says = '<tool_call>\n{"name": "set_volume", "arguments": {"level": 35}}\n</tool_call>'
         async with Chat(bench.url) as chat:
-            scores = await eval_tasks.tools(tool_use.TASK, [case], False).ask(chat, 0, lambda _: None)
+            scores = await eval_tasks.tools(tool_use.TASK, [case], None).ask(chat, 0, lambda _: None)
     assert scores.cases[0].passed, scores.cases[0].detail

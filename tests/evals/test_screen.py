@@ -1,12 +1,11 @@
-"""What is seen while trials and evaluations run, in a terminal and in a file."""
+"""What is seen while trials run, in a terminal and in a file."""
 
 import io
 import re
-from itertools import count
 
 from rich.console import Console
 
-from openclaw_rl.evals.screen import EvalProgress, Screen, TimeLeft
+from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.trial import TrialOutcome
 from support.trials import a_trial, an_exam
 
@@ -29,12 +28,6 @@ def lines(console: Console) -> list[str]:
     shown = text(console)
     assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\x7f]*", shown), shown
     return [" ".join(line.split()) for line in shown.splitlines()]
-
-
-def time_left(tokens: int) -> TimeLeft:
-    """With a clock that goes on by a second for each case."""
-    seconds = count()
-    return TimeLeft(tokens, lambda: float(next(seconds)))
 
 
 def held(sessions: int) -> TrialOutcome:
@@ -86,53 +79,3 @@ def test_a_terminal_has_a_panel_and_lines_for_examinations_alone() -> None:
     assert "9.1 min" in shown
     assert "3 of 40" in shown
     assert "server started" not in shown
-
-
-def test_a_file_gets_a_line_now_and_then_of_an_evaluation() -> None:
-    console = a_file()
-    with EvalProgress(console, "runs/[1]/step-7", time_left(23 * 10 + 30 * 60)) as progress:
-        progress.begin("starting a server")
-        progress.log("server started")
-        advance = progress.begin("coding", 23, 10)
-        for _ in range(23):
-            advance()
-        progress.log("coding: done")
-    assert lines(console) == [
-        f"runs/[1]/step-7: {what}"
-        for what in (
-            "starting a server",
-            "server started",
-            # 10 cases of 10 tokens took 10 seconds; 13 of 10 and 30 of 60 are left.
-            "coding: 10 of 23 cases, about 3 min left",
-            "coding: 20 of 23 cases, about 3 min left",
-            "coding: done",
-        )
-    ]
-
-
-def test_the_time_left_is_that_of_all_tasks_and_models() -> None:
-    left = time_left(10 * 10 + 1 * 50)
-    for done in range(4):
-        left.advance(10)
-        assert not str(left), f"{done + 1} cases tell too little"
-    left.advance(10)
-    assert str(left) == "about 10 s left"
-    left.begin()
-    for _ in range(5):
-        left.advance(10)
-    assert str(left) == "about 5 s left"
-    left.advance(50)
-    assert not str(left)
-
-
-def test_a_terminal_has_a_bar_for_what_goes_on_in_an_evaluation() -> None:
-    console = a_terminal()
-    with EvalProgress(console, "base", time_left(21 * 100)) as progress:
-        progress.begin("starting a server")
-        advance = progress.begin("coding", 21, 100)
-        for _ in range(20):
-            advance()
-        progress.progress.refresh()
-    assert "coding" in text(console)
-    assert "about 1 s left" in text(console)
-    assert "cases" not in text(console)

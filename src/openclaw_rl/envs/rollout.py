@@ -3,11 +3,10 @@
 With --measure it is a study: the held-out share before, training, the held-out share after.
 """
 
-import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,15 +26,9 @@ from openclaw_rl.envs.tally import Tally, mean, progress_line, summary, troubles
 from openclaw_rl.errors import UserError
 from openclaw_rl.lab.charts import Chart, Series, chart_file, line_chart
 from openclaw_rl.lab.charts import share as percent
-from openclaw_rl.lab.commands import (
-    check_writable,
-    print_without_bar,
-    progress_bar,
-    run_stoppable,
-    waiting_turns,
-    write_text,
-)
-from openclaw_rl.lab.server import run_server, started_with
+from openclaw_rl.lab.commands import check_writable, run_stoppable, waiting_turns, write_text
+from openclaw_rl.lab.progress import RunProgress
+from openclaw_rl.lab.server import run_server, started_with, wait_while
 from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion
 from openclaw_rl.lab.tasks import HELD_OUT
 
@@ -112,16 +105,15 @@ def rollout(
     return 0 if work.recorded else 1
 
 
-class RolloutScreen:
+class RolloutScreen(RunProgress):
     """Shows the progress of one rollout: a bar in a terminal, lines elsewhere."""
 
     def __init__(self, console: Console, what: str, total: int) -> None:
-        self.console, self.what, self.total = console, what, total
-        self.progress = progress_bar(console)
-        self._bar = self.progress.add_task(what, total=total, note="")
+        super().__init__(console, what, total)
         self._next_line = time.monotonic() + LINE_SECONDS
 
     def ended(self, tally: Tally) -> None:
+        self.advance()
         self._show(tally, "")
 
     def waiting(self, tally: Tally) -> None:
@@ -129,11 +121,10 @@ class RolloutScreen:
 
     def _show(self, tally: Tally, note: str) -> None:
         numbers = progress_line(tally) + (f" · {note}" if note else "")
-        self.progress.update(self._bar, completed=len(tally.results), note=numbers)
+        self.note(numbers)
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
-            line = f"{self.what}: {len(tally.results)} of {self.total} episodes · {numbers}"
-            print_without_bar(self.console, line)
+            self.log(f"{self.what}: {len(tally.results)} of {self.total} episodes · {numbers}")
 
 
 class RolloutRun:
@@ -158,11 +149,8 @@ class RolloutRun:
         finally:
             await self.source.close()
 
-    @contextlib.contextmanager
-    def _screen(self, what: str, total: int) -> Iterator[RolloutScreen]:
-        screen = RolloutScreen(self.console, f"{self.plan.name} {what}", total)
-        with screen.progress:
-            yield screen
+    def _screen(self, what: str, total: int) -> RolloutScreen:
+        return RolloutScreen(self.console, f"{self.plan.name} {what}", total)
 
     @property
     def recorded(self) -> bool:
@@ -278,15 +266,18 @@ class Study:
 
 async def settle(server: PolicyServer, tally: Tally, watch: RolloutWatcher) -> QueueState | None:
     """Wait for the server's last training steps; what is left then. None if it does not say."""
-    end = time.monotonic() + MAX_SETTLE_SECONDS
-    while True:
-        state = await server.queue()
-        settled = state is not None and not state.training and state.batches < 1
-        if settled or time.monotonic() > end:
-            return state
-        tally.batches_ahead = state.batches if state is not None else 0.0
+
+    def show(state: QueueState | None) -> None:
+        tally.batches_ahead = state.batches if state else 0.0
         watch.waiting(tally)
-        await asyncio.sleep(POLL_SECONDS)
+
+    return await wait_while(
+        lambda state: state is None or state.training or state.batches >= 1,
+        server.queue,
+        MAX_SETTLE_SECONDS,
+        show,
+        POLL_SECONDS,
+    )
 
 
 def solved_share(tally: Tally) -> Interval | None:

@@ -1,13 +1,15 @@
 """How evaluations ask a model, on any OpenAI-compatible server."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from openclaw_rl.client import CHAT, ApiClient, Retries, ServerError, server_root
 
 Message = dict[str, Any]
 Tool = Mapping[str, Any]
+AnyChat = TypeVar("AnyChat", bound="Chat")
 
 #: The wires that a server can be asked on, and their paths.
 WIRES = {"chat": CHAT, "responses": "/v1/responses"}
@@ -120,6 +122,17 @@ class Chat:
             return read(response.json())
         except (ValueError, RecursionError) as error:
             raise ServerError(f"{self.url} does not answer with JSON: check the address.") from error
+
+
+@contextlib.asynccontextmanager
+async def opened(chats: Iterable[AnyChat]) -> AsyncIterator[list[AnyChat]]:
+    """The chats, closed at the end."""
+    several = [*chats]
+    try:
+        yield several
+    finally:
+        for chat in several:
+            await chat.close()
 
 
 def chat_body(messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) -> dict[str, Any]:

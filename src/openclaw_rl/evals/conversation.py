@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from openclaw_rl.evals.chat import MAX_TOKENS, Chat, Message
+from openclaw_rl.evals.chat import Chat, Message
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.personas.rules import Count, estimate_tokens
 from openclaw_rl.evals.scores import data_lines
@@ -219,25 +219,25 @@ async def hold(
     *,
     session: str | None = None,
     turns: int,
-    max_tokens: int = MAX_TOKENS,
     temperature: float | None = None,
     seed: int | None = None,
 ) -> Transcript:
     """Let a user ask for `turns` answers and react to each; for fewer if the questions run out.
 
     A displeased user asks again, `MAX_TRIES` times in all, and then asks the next question in the same message. The
-    last message of the session is only a reaction. Raises ServerError.
+    last message of the session is only a reaction. Answers are as long as the persona reads. Raises ServerError.
     """
     if turns < 1 or not questions:
         raise ValueError("A conversation needs a question and at least one turn.")
     place, tries = 0, 0
+    settings: dict[str, Any] = {"temperature": temperature, "session": session}
     message = user.opening(questions[0])
     history: list[Message] = []
     exchanges: list[Exchange] = []
     while True:
         history.append({"role": "user", "content": message})
         turn_seed = None if seed is None else seed + len(exchanges)
-        reply = await chat.ask(history, max_tokens=max_tokens, temperature=temperature, seed=turn_seed, session=session)
+        reply = await chat.ask(history, max_tokens=user.persona.longest_answer, seed=turn_seed, **settings)
         history.append({"role": "assistant", "content": reply.text})
         reaction = await user.react(reply.text)
         exchanges.append(
@@ -252,5 +252,5 @@ async def hold(
             break
         message = user.go_on(reaction, questions[place])
     history.append({"role": "user", "content": reaction.text})
-    await chat.ask(history, max_tokens=LAST_REPLY_TOKENS, temperature=temperature, seed=seed, session=session)
+    await chat.ask(history, max_tokens=LAST_REPLY_TOKENS, seed=seed, **settings)
     return Transcript(session or "", tuple(exchanges))

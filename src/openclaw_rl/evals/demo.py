@@ -13,6 +13,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from openclaw_rl.engines.factory import Resources
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import METHODS, USER_KEY, Machine
 from openclaw_rl.evals.examination import ExamAnswer, judge
-from openclaw_rl.evals.page import libraries, quality_of, save_curve, write_page
+from openclaw_rl.evals.items import ItemGroup, RunItem, run_items
+from openclaw_rl.evals.page import libraries, save_curve, write_page
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.summary import Summary, exams, summarise
@@ -63,14 +65,29 @@ def demo(machine: Machine, options: argparse.Namespace) -> int:
     plans = make_plans(machine, options, out)
     folder = machine.fetch_model()
     outcomes: list[TrialOutcome] = []
-    failed = 0
-    try:
-        failed = run_stoppable(run_all(plans, outcomes, console, options.at_once), console) or 0
-    finally:
-        # Also after an error or Ctrl-C: what was measured may have taken hours.
+    failed: list[TrialPlan] = []
+    screen = Screen(console, len(plans))
+
+    async def measure(plan: TrialPlan, _: None) -> tuple[dict[str, Any], str]:
+        # Added when it begins, so that a trial that is stopped has an outcome.
+        outcomes.append(outcome := TrialOutcome(plan))
+        try:
+            await run(outcome, screen)
+        except* (ServerFailed, ServerError) as errors:
+            outcomes.remove(outcome)
+            failed.append(plan)
+            screen.failed(plan, str(first(errors)))
+        else:
+            screen.ended(plan)
+        return {}, ""
+
+    def show() -> None:
         if examined := [outcome for outcome in outcomes if outcome.exams]:
             examined.sort(key=lambda outcome: plans.index(outcome.plan))
             finish(examined, out, command_line(machine, options), machine, folder, console)
+
+    items = [RunItem((plan.run_dir.name,), partial(measure, plan)) for plan in plans]
+    run_items([ItemGroup(items, contextlib.nullcontext)], options.at_once, screen, show)
     return 1 if failed else 0
 
 
@@ -89,14 +106,9 @@ def finish(
     write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
     for outcome in outcomes:
-        if outcome.practice:
-            console.print(
-                f"{outcome.plan.run_dir.name}: {outcome.practice}.", markup=False, highlight=False, soft_wrap=True
-            )
-        if untrained := not_trained(outcome):
-            console.print(f"{outcome.plan.run_dir.name}: {untrained}", markup=False, highlight=False, soft_wrap=True)
-        if unread := not_understood(outcome.plan):
-            console.print(f"{outcome.plan.run_dir.name}: {unread}", markup=False, highlight=False, soft_wrap=True)
+        practice = f"{outcome.practice}." if outcome.practice else ""
+        for said in filter(None, (practice, not_trained(outcome), not_understood(outcome.plan))):
+            console.print(f"{outcome.plan.run_dir.name}: {said}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Picture: {out / 'curve.svg'}   Page: {out / 'index.html'}", soft_wrap=True)
     console.print(f"Numbers: {out / 'curves.csv'}   Every answer: {out / 'results.json'}", soft_wrap=True)
 
@@ -138,50 +150,28 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
     plans = []
     for method in methods:
         find_method(method)
-    for persona in personas:
-        for method in methods:
-            for seed in range(machine.seed, machine.seed + options.seeds):
-                run_dir = out / f"{Path(method).name}-{persona.name}-{seed}"
-                if run_dir.exists():
-                    raise UserError(f"{run_dir} exists already: remove it or give another --out.")
-                plans.append(
-                    TrialPlan(
-                        method,
-                        persona,
-                        seed,
-                        run_dir,
-                        options.sessions,
-                        options.minutes,
-                        (*machine.model_flags, *SERVER_FLAGS, *options.server),
-                        user_url=options.user_base_url,
-                        user_model=options.user_model,
-                        user_key=os.environ.get(USER_KEY, ""),
-                        wish=wish,
-                        exam_every=EXAM_EVERY_PRACTISED if wish else EXAM_EVERY,
-                    )
-                )
+    seeds = range(machine.seed, machine.seed + options.seeds)
+    for persona, method, seed in itertools.product(personas, methods, seeds):
+        run_dir = out / f"{Path(method).name}-{persona.name}-{seed}"
+        if run_dir.exists():
+            raise UserError(f"{run_dir} exists already: remove it or give another --out.")
+        plans.append(
+            TrialPlan(
+                method,
+                persona,
+                seed,
+                run_dir,
+                options.sessions,
+                options.minutes,
+                (*machine.model_flags, *SERVER_FLAGS, *options.server),
+                user_url=options.user_base_url,
+                user_model=options.user_model,
+                user_key=os.environ.get(USER_KEY, ""),
+                wish=wish,
+                exam_every=EXAM_EVERY_PRACTISED if wish else EXAM_EVERY,
+            )
+        )
     return plans
-
-
-async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], console: Console, at_once: int) -> int:
-    """Run the trials, `at_once` at a time, and return how many failed.
-
-    Outcomes are appended when trials begin, so that a trial that is stopped has one. Those that fail are removed.
-    """
-    with Screen(console, len(plans)) as screen:
-
-        async def failed(plan: TrialPlan) -> bool:
-            outcomes.append(outcome := TrialOutcome(plan))
-            try:
-                await run(outcome, screen)
-            except* (ServerFailed, ServerError) as errors:
-                outcomes.remove(outcome)
-                screen.failed(plan, str(first(errors)))
-            else:
-                screen.ended(plan)
-            return outcome not in outcomes
-
-        return sum(await run_concurrently(plans, failed, at_once))
 
 
 def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, model: str) -> None:
@@ -234,7 +224,7 @@ def write_curves(outcomes: Sequence[TrialOutcome], path: Path) -> None:
             held = [(exam, "no") for exam in exams(outcome)]
             for exam, notes in [*held, (outcome.noted, "yes")] if outcome.noted else held:
                 place = (exam.version, round(exam.seconds / 60, 3), exam.sessions, len(exam.answers))
-                shares = (round(exam.adherence, 4), round(quality_of(exam), 4))
+                shares = (round(exam.adherence, 4), round(exam.quality, 4))
                 lines.writerow((plan.persona.name, plan.method, plan.seed, notes, *place, *shares))
 
 
@@ -315,16 +305,13 @@ async def add_perplexity(outcomes: Sequence[TrialOutcome], machine: Machine, fol
         stack.push_async_callback(sampler.close)
         await sampler.start()
         renderer = await asyncio.to_thread(ChatRenderer, folder)
-        slots = asyncio.Semaphore(MAX_CONCURRENT_ANSWERS)
-
-        async def one(outcome: TrialOutcome, answer: ExamAnswer) -> ExamAnswer:
-            async with slots:
-                value = await perplexity(sampler, renderer, answer)
-            return judge(outcome.plan.persona, answer.question, answer.answer, value)
 
         async def with_perplexity(outcome: TrialOutcome, exam: Exam) -> Exam:
-            answers = await asyncio.gather(*(one(outcome, answer) for answer in exam.answers))
-            return replace(exam, answers=tuple(answers))
+            async def one(answer: ExamAnswer) -> ExamAnswer:
+                value = await perplexity(sampler, renderer, answer)
+                return judge(outcome.plan.persona, answer.question, answer.answer, value)
+
+            return replace(exam, answers=await run_concurrently(exam.answers, one, MAX_CONCURRENT_ANSWERS))
 
         for outcome in outcomes:
             outcome.exams[:] = [await with_perplexity(outcome, exam) for exam in outcome.exams]

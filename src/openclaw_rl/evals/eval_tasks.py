@@ -48,15 +48,15 @@ def case_score(persona: str, answer: ExamAnswer) -> CaseScore:
     return CaseScore(case, answer.passed, parts, answer.answer, ", ".join(answer.faults))
 
 
-def code(quick: bool) -> EvalPlan:
-    return prompts(coding.TASK, coding.problems(), coding.score, coding.MAX_TOKENS, quick)
+def code(most: int | None) -> EvalPlan:
+    return prompts(coding.TASK, coding.problems(), coding.score, coding.MAX_TOKENS, most)
 
 
-def tools(task: str, cases: Sequence[tool_use.ToolCase], quick: bool) -> EvalPlan:
+def tools(task: str, cases: Sequence[tool_use.ToolCase], most: int | None) -> EvalPlan:
     async def score(case: tool_use.ToolCase, reply: Reply) -> CaseScore:
         return tool_use.grade(case, reply)
 
-    return prompts(task, cases, score, tool_use.MAX_TOKENS, quick)
+    return prompts(task, cases, score, tool_use.MAX_TOKENS, most)
 
 
 def prompts(
@@ -64,10 +64,10 @@ def prompts(
     all_cases: Sequence[Asked],
     score: Callable[[Asked, Reply], Awaitable[CaseScore]],
     max_tokens: int,
-    quick: bool,
+    most: int | None,
 ) -> EvalPlan:
-    """A task whose cases are one question each."""
-    cases = spread(all_cases, QUICK_CASES if quick else None)
+    """A task of at most so many cases, which are one question each."""
+    cases = spread(all_cases, most)
 
     async def ask(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
         return await ask_all(task, chat, cases, score, max_tokens=max_tokens, seed=seed, on_case=on_case)
@@ -88,9 +88,9 @@ PLANS: dict[str, Callable[[bool], EvalPlan]] = dict(
         TASKS,
         (
             conversation,
-            code,
-            lambda quick: tools(tool_use.TASK, tool_use.cases(), quick),
-            lambda quick: tools("bfcl", bfcl_cases(), quick),
+            lambda quick: code(QUICK_CASES if quick else None),
+            lambda quick: tools(tool_use.TASK, tool_use.cases(), QUICK_CASES if quick else None),
+            lambda quick: tools("bfcl", bfcl_cases(), QUICK_CASES if quick else None),
         ),
         strict=True,
     )

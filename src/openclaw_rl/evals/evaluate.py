@@ -4,8 +4,10 @@ import argparse
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -16,9 +18,10 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import BASE, TASKS, Machine
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.eval_tasks import PLANS
+from openclaw_rl.evals.items import ItemGroup, RunItem, run_items
 from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, interval_of, results_data, table
-from openclaw_rl.evals.screen import EvalProgress, TimeLeft
-from openclaw_rl.lab.commands import check_writable, run_stoppable, write_text
+from openclaw_rl.lab.commands import check_writable, write_text
+from openclaw_rl.lab.progress import LINE_INTERVAL, RunProgress
 from openclaw_rl.lab.server import run_server
 from openclaw_rl.learn.checkpoints import FOLDER, RECORD
 from openclaw_rl.models import adapter_rank, read_json_object
@@ -33,22 +36,22 @@ def evaluate(machine: Machine, options: argparse.Namespace) -> int:
         check_writable(options.json)
     console = terminal.console()
     console.print(announcement(plans, len(models)), highlight=False, soft_wrap=True)
-    time_left = TimeLeft(len(models) * sum(plan.tokens for plan in plans))
-    results: list[list[TaskScores]] = []
+    cases, tokens = sum(plan.size for plan in plans), sum(plan.size * plan.max_tokens for plan in plans)
+    progress = RunProgress(console, "cases", len(models) * cases, len(models) * tokens)
+    results: list[list[TaskScores]] = [[] for _ in models]
+    groups = []
+    for model, model_flags, scores in zip(models, flags, results, strict=True):
+        asks = [(plan, partial(measure, model, plan, machine.seed, progress, scores)) for plan in plans]
+        items = [RunItem((model, plan.task), ask, counts=True) for plan, ask in asks]
+        groups.append(ItemGroup(items, partial(served, model, model_flags, progress)))
 
-    async def measure_all() -> None:
-        for model, model_flags in zip(models, flags, strict=True):
-            results.append([])
-            await measure(model_flags, plans, machine.seed, EvalProgress(console, model, time_left), results[-1])
-
-    try:
-        run_stoppable(measure_all(), console)
-    finally:
-        # Also after an error or Ctrl-C: what was measured may have taken many minutes.
-        if measured := {model: tasks for model, tasks in zip(models, results, strict=False) if tasks}:
+    def show() -> None:
+        if measured := {model: tasks for model, tasks in zip(models, results, strict=True) if tasks}:
             finish(measured, plans, options.json, console)
             for run_dir in add_to_runs(measured, plans, is_quick=options.quick):
                 console.print(f"Added to the page and the report of {run_dir}.", soft_wrap=True, highlight=False)
+
+    run_items(groups, 1, progress, show)
     return 0
 
 
@@ -94,34 +97,39 @@ def server_flags(machine: Machine, model: str) -> tuple[str, ...]:
     return (*flags, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))
 
 
+@contextlib.asynccontextmanager
+async def served(model: str, flags: Sequence[str], progress: RunProgress) -> AsyncIterator[Chat]:
+    """A server for a model, as long as its tasks are asked. Raises ServerFailed."""
+    with tempfile.TemporaryDirectory() as folder:
+        progress.note(f"{model}: starting a server")
+        progress.log(f"{model}: starting a server")
+        async with run_server(Path(folder), *flags) as server, Chat(server.url) as chat:
+            progress.log(f"{model}: server started")
+            yield chat
+
+
 async def measure(
-    flags: Sequence[str], plans: Sequence[EvalPlan], seed: int, progress: EvalProgress, results: list[TaskScores]
-) -> None:
-    """Append the scores of one model on each task; if it is stopped, also those cases of a task that were done.
+    model: str, plan: EvalPlan, seed: int, progress: RunProgress, results: list[TaskScores], chat: Chat
+) -> tuple[dict[str, Any], str]:
+    """Append the scores of a model on a task; if it is stopped, those of the cases that were done.
 
     Raises ServerFailed, ServerError.
     """
-    with tempfile.TemporaryDirectory() as folder, progress:
-        progress.begin("starting a server")
-        async with run_server(Path(folder), *flags) as server, Chat(server.url) as chat:
-            progress.log("server started")
-            for plan in plans:
-                advance = progress.begin(plan.task, plan.size, plan.max_tokens)
-                done: list[CaseScore] = []
+    done: list[CaseScore] = []
+    scores = None
 
-                def on_case(
-                    case: CaseScore, done: list[CaseScore] = done, advance: Callable[[], None] = advance
-                ) -> None:
-                    done.append(case)
-                    advance()
+    def on_case(case: CaseScore) -> None:
+        done.append(case)
+        progress.advance(f"{model}: {plan.task}", plan.max_tokens)
+        if len(done) % LINE_INTERVAL == 0:
+            progress.log(progress.with_time(f"{model}: {plan.task}: {len(done)} of {plan.size} cases"))
 
-                scores = None
-                try:
-                    scores = await plan.ask(chat, seed, on_case)
-                finally:
-                    if done or scores:
-                        results.append(scores or TaskScores(plan.task, tuple(done)))
-                progress.log(f"{plan.task}: done, {interval_of(results[-1]) or '–'} of {plan.size}")
+    try:
+        scores = await plan.ask(chat, seed, on_case)
+    finally:
+        if done or scores:
+            results.append(scores or TaskScores(plan.task, tuple(done)))
+    return {}, f"{model}: {plan.task}: done, {interval_of(scores) or '–'} of {plan.size}"
 
 
 def add_to_runs(

@@ -7,6 +7,7 @@ from openclaw_rl.aio import run_concurrently
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.conversation import EvalQuestion
 from openclaw_rl.evals.personas.persona import Persona
+from openclaw_rl.lab.statistics import Marks
 from openclaw_rl.sense import check
 
 #: Questions asked at the same time: enough to fill a batch on a laptop.
@@ -33,8 +34,8 @@ async def examine(
     persona: Persona,
     questions: Sequence[EvalQuestion],
     *,
-    max_tokens: int,
     seed: int,
+    max_tokens: int = 0,
     on_answer: Callable[[ExamAnswer], None] | None = None,
     notes: bool = False,
     temperature: float | None = None,
@@ -43,7 +44,7 @@ async def examine(
 ) -> tuple[ExamAnswer, ...]:
     """Ask each question once, without the notes of the person unless `notes`. The server records none of it.
 
-    Raises ServerError.
+    Answers are as long as the persona reads, or have `max_tokens`. Raises ServerError.
     """
 
     async def one(numbered: tuple[int, EvalQuestion]) -> ExamAnswer:
@@ -51,7 +52,7 @@ async def examine(
         message = {"role": "user", "content": question.text}
         reply = await chat.ask(
             [message],
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or persona.longest_answer,
             temperature=temperature,
             seed=seed + number,
             keep=False,
@@ -64,6 +65,19 @@ async def examine(
         return answer
 
     return await run_concurrently(list(enumerate(questions)), one, at_once)
+
+
+def marks(answers: Sequence[ExamAnswer], is_good: Callable[[ExamAnswer], bool]) -> Marks:
+    """The questions of the answers, and whether each is good."""
+    return [(answer.question.text, is_good(answer)) for answer in answers]
+
+
+def is_adherent(answer: ExamAnswer) -> bool:
+    return answer.passed
+
+
+def is_sensible(answer: ExamAnswer) -> bool:
+    return not answer.faults
 
 
 def judge(persona: Persona, question: EvalQuestion, answer: str, perplexity: float | None = None) -> ExamAnswer:

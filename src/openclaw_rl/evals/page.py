@@ -17,8 +17,8 @@ import numpy as np
 
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.evals.conversation import Transcript
-from openclaw_rl.evals.examination import ExamAnswer
-from openclaw_rl.evals.summary import Summary, exams, grouped, in_order, is_adherent, marks, summarise
+from openclaw_rl.evals.examination import ExamAnswer, is_adherent, marks
+from openclaw_rl.evals.summary import Summary, exams, grouped, in_order, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome
 from openclaw_rl.lab.charts import COLOURS, Chart, Series, chart_file, line_chart, share
 from openclaw_rl.lab.commands import write_text
@@ -148,10 +148,10 @@ def curve(group: Sequence[TrialOutcome], x: Callable[[Exam], float]) -> Curve | 
         return None
     places = sorted({place for line in lines for place in line})
     adherence = np.array([_at(places, line, lambda exam: exam.adherence) for line in lines])
-    quality = np.array([_at(places, line, quality_of) for line in lines])
+    quality = np.array([_at(places, line, lambda exam: exam.quality) for line in lines])
     low, high = adherence.min(0), adherence.max(0)
     if len(lines) == 1:
-        intervals = [proportion_of_trials([marks(lines[0][place], is_adherent)]) for place in places]
+        intervals = [proportion_of_trials([marks(lines[0][place].answers, is_adherent)]) for place in places]
         low, high = np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
     return Curve(places, adherence.mean(0).tolist(), low.tolist(), high.tolist(), quality.mean(0).tolist(), len(lines))
 
@@ -161,11 +161,6 @@ def _at(places: Sequence[float], line: dict[float, Exam], value: Callable[[Exam]
     known = sorted(line)
     values: list[float] = np.interp(places, known, [value(line[place]) for place in known]).tolist()
     return values
-
-
-def quality_of(exam: Exam) -> float:
-    """The share of answers that pass the quality guard."""
-    return sum(not answer.faults for answer in exam.answers) / len(exam.answers)
 
 
 def curve_charts(outcomes: Sequence[TrialOutcome]) -> list[Chart]:

@@ -1,7 +1,7 @@
 """The results of a run that may be stopped: a line of JSON for each item as soon as it is done."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,16 @@ BEGUN = "begun"
 class ResultLog:
     """A file with a head, and with the lines of the items that are done. A run with the same file goes on."""
 
-    def __init__(self, path: Path, head: Mapping[str, Any], fixed: Collection[str]) -> None:
-        """`fixed` are the names of the head that must be equal. Raises UserError if there are results of another."""
-        self.path, self.head = path, head
+    def __init__(
+        self, path: Path, head: Mapping[str, Any], fixed: Collection[str], key: Sequence[str] = ("item",)
+    ) -> None:
+        """`fixed` are the names of the head that must be equal, `key` those by which the line of an item is known.
+
+        Raises UserError if there are results of another head.
+        """
+        self.path, self.head, self._key = path, head, key
         found, *lines = (whole_lines(path) if path.exists() else []) or [{}]
-        self.lines = [line for line in lines if BEGUN not in line]
+        self.lines: list[Mapping[str, Any]] = [line for line in lines if BEGUN not in line]
         """Of all items that are done, also before this run."""
         differs = next((name for name in fixed if name not in found or found[name] != head[name]), "")
         if differs and self.lines:
@@ -30,13 +35,18 @@ class ResultLog:
             write_text(path, "")
             self._write(head)
 
+    @property
+    def done(self) -> set[tuple[str, ...]]:
+        """The keys of the items that are done."""
+        return {tuple(line[name] for name in self._key) for line in self.lines}
+
     def begin(self, key: list[str]) -> int:
         """Note that an item begins; how often it has begun, with this time."""
         self._begun.append(key)
         self._write({BEGUN: key})
         return self._begun.count(key)
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         self.lines.append(line)
         self._write(line)
 

@@ -58,10 +58,6 @@ class EvalPlan:
     """Longest answer: the measure of how long a case takes, compared with those of other tasks."""
     ask: Callable[[Chat, int, OnCase], Awaitable[TaskScores]]
 
-    @property
-    def tokens(self) -> int:
-        return self.size * self.max_tokens
-
 
 def data_lines(name: str) -> list[dict[str, Any]]:
     """The lines of one of this package's files of cases."""

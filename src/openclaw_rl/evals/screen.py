@@ -1,16 +1,12 @@
-"""The progress of trials and evaluations on the screen, or as lines where there is no terminal.
+"""The progress of trials on the screen, or as lines where there is no terminal.
 
-A trial shows its progress, its adherence, and an answer before and now. An evaluation shows its progress.
+A trial shows its progress, its adherence, and an answer before and now.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -18,73 +14,27 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan
-from openclaw_rl.lab.commands import print_without_bar, progress_bar
+from openclaw_rl.lab.progress import LINE_INTERVAL, RunProgress
 
-#: With fewer cases done, there is no estimate.
-MIN_CASES = 5
 #: How much of an answer is shown.
 MAX_ANSWER_CHARACTERS = 320
 BAR_WIDTH = 30
-#: Without a terminal, a line is printed after this many sessions or cases.
-LINE_INTERVAL = 10
 
 
-class TimeLeft:
-    """The time left of several tasks whose cases take longer the longer their answers may be.
-
-    Only the time in which cases are asked is counted, not the start of servers.
-    """
-
-    def __init__(self, tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`tokens` is the sum of the longest answers to all cases."""
-        self._left, self._done, self._cases, self._seconds = tokens, 0, 0, 0.0
-        self._clock = clock
-        self._since = clock()
-
-    def begin(self) -> None:
-        """Cases are asked from now on."""
-        self._since = self._clock()
-
-    def advance(self, tokens: int) -> None:
-        """A case is done whose answer could have so many tokens."""
-        now = self._clock()
-        self._seconds += now - self._since
-        self._since = now
-        self._left -= tokens
-        self._done += tokens
-        self._cases += 1
-
-    def __str__(self) -> str:
-        """Empty if it cannot be estimated yet, or if nothing is left."""
-        if self._cases < MIN_CASES or self._left <= 0:
-            return ""
-        seconds = self._seconds * self._left / self._done
-        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {max(1, seconds):.0f} s left"
-
-
-class Screen:
+class Screen(RunProgress):
     """Implements `TrialWatcher` for trials that run one after another or at the same time.
 
     In a terminal it shows a live panel, or a table when several trials run; elsewhere it prints lines.
     """
 
     def __init__(self, console: Console, total: int) -> None:
-        self.console, self.total = console, total
-        self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        super().__init__(console, "trials", total)
+        self.bar.update(self._task, visible=total > 1)
         self._titles: dict[Path, str] = {}
         #: The progress of the running trials, in the order in which they began.
         self._running: dict[Path, TrialProgress] = {}
         #: The number of sessions of each trial in its last line.
         self._printed: dict[Path, int] = {}
-
-    def __enter__(self) -> "Screen":
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
 
     def starting(self, plan: TrialPlan) -> None:
         position = f"{len(self._titles) + 1} of {self.total}: " if self.total > 1 else ""
@@ -110,8 +60,7 @@ class Screen:
             self._print_progress(outcome.plan, f"asking {total} held-out questions")
 
     def examined(self, outcome: TrialOutcome, exam: Exam) -> None:
-        sensible = sum(not answer.faults for answer in exam.answers) / len(exam.answers)
-        scores = f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {sensible:.2f}"
+        scores = f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {exam.quality:.2f}"
         self._line(outcome.plan, exam.seconds, exam.sessions, f"policy {exam.version:3d}   {scores}")
 
     def failed(self, plan: TrialPlan, why: str) -> None:
@@ -124,7 +73,7 @@ class Screen:
 
     def _print_progress(self, plan: TrialPlan, what: str) -> None:
         """Print a line if there is no live panel."""
-        if not self.live:
+        if not self.console.is_terminal:
             progress = self._running[plan.run_dir]
             self._line(plan, progress.seconds, len(progress.outcome.sessions), what)
 
@@ -134,13 +83,13 @@ class Screen:
 
     def _show(self, outcome: TrialOutcome, activity: str, seconds: float) -> None:
         progress = self._running[outcome.plan.run_dir] = TrialProgress(outcome, activity, seconds)
-        if not self.live:
+        if not self.console.is_terminal:
             return
         if len(self._running) > 1:
-            self.live.update(self._overview())
+            self.bar.below = self._overview()
         else:
             title = self._titles[outcome.plan.run_dir]
-            self.live.update(Panel(Group(*details(progress)), title=title, title_align="left"))
+            self.bar.below = Panel(Group(*details(progress)), title=title, title_align="left")
 
     def _overview(self) -> Table:
         """One row per running trial."""
@@ -149,44 +98,6 @@ class Screen:
             row = (self._titles[run_dir], trial.time, trial.session_count, trial.change)
             table.add_row(*row, Text(trial.activity, "dim"))
         return table
-
-
-class EvalProgress:
-    """The progress of the evaluation of a model: a bar in a terminal, lines elsewhere. Both say how long it takes."""
-
-    def __init__(self, console: Console, model: str, time_left: TimeLeft) -> None:
-        self.console, self.model, self.time_left = console, model, time_left
-        self.progress = progress_bar(console)
-
-    def __enter__(self) -> "EvalProgress":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def begin(self, what: str, total: int | None = None, max_tokens: int = 0) -> Callable[[], None]:
-        """Start a new activity. Call the returned function after each case, whose answer has at most `max_tokens`."""
-        for previous in self.progress.task_ids:
-            self.progress.remove_task(previous)
-        bar = self.progress.add_task(what, total=total, note=str(self.time_left))
-        if total is None:
-            self.log(what)
-        self.time_left.begin()
-        done = count(1)
-
-        def advance() -> None:
-            self.time_left.advance(max_tokens)
-            left = str(self.time_left)
-            self.progress.update(bar, advance=1, note=left)
-            if (number := next(done)) % LINE_INTERVAL == 0:
-                self.log(f"{what}: {number} of {total} cases" + (f", {left}" if left else ""))
-
-        return advance
-
-    def log(self, what: str) -> None:
-        """Print a line if there is no bar."""
-        print_without_bar(self.console, f"{self.model}: {what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from openclaw_rl.evals.arguments import METHODS
-from openclaw_rl.evals.examination import ExamAnswer
+from openclaw_rl.evals.examination import ExamAnswer, is_adherent, is_sensible, marks
 from openclaw_rl.evals.trial import Exam, TrialOutcome
 from openclaw_rl.lab.statistics import (
     Interval,
-    Marks,
     SessionsUntil,
     mean_until,
     proportion_of_trials,
@@ -89,19 +88,7 @@ def _summary(persona: str, method: str, group: Sequence[TrialOutcome]) -> Summar
 
 def _share(held: Sequence[Exam], is_good: Callable[[ExamAnswer], bool]) -> Interval | None:
     """The share of good answers in examinations, one per seed; None if there are none."""
-    return proportion_of_trials([marks(exam, is_good) for exam in held]) if held else None
-
-
-def marks(exam: Exam, is_good: Callable[[ExamAnswer], bool]) -> Marks:
-    return [(answer.question.text, is_good(answer)) for answer in exam.answers]
-
-
-def is_adherent(answer: ExamAnswer) -> bool:
-    return answer.passed
-
-
-def is_sensible(answer: ExamAnswer) -> bool:
-    return not answer.faults
+    return proportion_of_trials([marks(exam.answers, is_good) for exam in held]) if held else None
 
 
 def _until(group: Sequence[TrialOutcome]) -> SessionsUntil | None:

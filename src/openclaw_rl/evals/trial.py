@@ -26,7 +26,7 @@ from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.wishes.measurement import CORRECTIONS, practised, taught_questions
 from openclaw_rl.evals.wishes.wish import EvalWish
 from openclaw_rl.lab.commands import waiting_turns
-from openclaw_rl.lab.server import RunningServer, run_server
+from openclaw_rl.lab.server import RunningServer, run_server, wait_while
 from openclaw_rl.methods.registry import find_method
 
 #: Simulated people who talk at the same time, after the first sessions: these come one after another, as one person's
@@ -97,6 +97,11 @@ class Exam:
     @property
     def adherence(self) -> float:
         return sum(answer.passed for answer in self.answers) / len(self.answers)
+
+    @property
+    def quality(self) -> float:
+        """The share of answers that pass the quality guard."""
+        return sum(not answer.faults for answer in self.answers) / len(self.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,16 +261,14 @@ class Trial:
 
     async def _last_version(self) -> int:
         """The policy after the last step that the server makes of what was said. It has `settle_seconds` for it."""
-        end = time.monotonic() + self.settle_seconds
-        while True:
-            state = await self.server.state()
-            version, upcoming = int(state["policy_version"]), state["next_step"] or {}
-            if not is_learning(state) or time.monotonic() > end:
-                if is_learning(state) or not version:
-                    self.outcome.left = waiting_turns(upcoming.get("samples", 0), upcoming.get("needed", 0))
-                return version
-            self.watch.talking(self.outcome, self.seconds, str(state.get("learner", "")))
-            await asyncio.sleep(self.poll_seconds)
+        state = await wait_while(is_learning, self.server.state, self.settle_seconds, self._show, self.poll_seconds)
+        version, upcoming = int(state["policy_version"]), state["next_step"] or {}
+        if is_learning(state) or not version:
+            self.outcome.left = waiting_turns(upcoming.get("samples", 0), upcoming.get("needed", 0))
+        return version
+
+    def _show(self, state: Mapping[str, Any]) -> None:
+        self.watch.talking(self.outcome, self.seconds, str(state.get("learner", "")))
 
     async def _join(self) -> None:
         """One of the people who talk after the first sessions."""
@@ -295,7 +298,6 @@ class Trial:
             asked,
             session=f"{plan.label}-{plan.seed}-{number}",
             turns=turns,
-            max_tokens=plan.persona.longest_answer,
             seed=seed,
         )
         self.outcome.sessions.append(HeldSession(number, self.seconds, conversation))
@@ -303,12 +305,13 @@ class Trial:
 
     async def _judge_catches_up(self) -> None:
         began = time.monotonic()
-        while not self._is_late():
-            queue = (await self.server.state()).get("queue") or {}
+
+        def lags(state: Mapping[str, Any]) -> bool:
             waited = time.monotonic() - began >= JUDGE_SECONDS
-            if queue.get("to_judge", 0) <= (MOST_UNJUDGED if waited or self._joined.is_set() else 0):
-                return
-            await asyncio.sleep(self.poll_seconds)
+            most = MOST_UNJUDGED if waited or self._joined.is_set() else 0
+            return not self._is_late() and (state.get("queue") or {}).get("to_judge", 0) > most
+
+        await wait_while(lags, self.server.state, 60 * self.plan.minutes, poll_seconds=self.poll_seconds)
 
     def _is_late(self) -> bool:
         return self.seconds >= 60 * self.plan.minutes
@@ -326,7 +329,7 @@ class Trial:
         while True:
             await asyncio.sleep(self.poll_seconds)
             state = await self.server.state()
-            self.watch.talking(self.outcome, self.seconds, str(state.get("learner", "")))
+            self._show(state)
             version = int(state["policy_version"])
             if version >= examined + self.plan.exam_every:
                 examined = version
@@ -364,7 +367,6 @@ class Trial:
             self.chat,
             self.plan.persona,
             held_out,
-            max_tokens=self.plan.persona.longest_answer,
             seed=self.plan.seed,
             on_answer=report,
             notes=notes,
@@ -374,7 +376,7 @@ class Trial:
 
 def is_learning(state: Mapping[str, Any]) -> bool:
     """Whether a server still judges, or has what a training step needs."""
-    queue, upcoming = state.get("queue") or {}, state["next_step"]
+    queue, upcoming = state.get("queue") or {}, state.get("next_step")
     if not upcoming:
         return False
     return bool(queue.get("to_judge") or upcoming.get("training") or upcoming["samples"] >= upcoming["needed"])

@@ -1,4 +1,4 @@
-"""What commands that work for minutes share: Ctrl-C in order, progress, files and folders, the error of a group."""
+"""What commands that work for minutes share: Ctrl-C in order, files and folders, the error of a group."""
 
 import asyncio
 import os
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.text import Text
 
 from openclaw_rl.errors import UserError
 
@@ -118,20 +116,3 @@ def waiting_turns(turns: int, needed: int) -> str:
         return ""
     wait = "1 judged turn waits" if turns == 1 else f"{turns} judged turns wait"
     return f"{wait} for the next training step, which needs {needed}"
-
-
-def progress_bar(console: Console) -> Progress:
-    """A bar with a count and the field `note`. It is shown only in a terminal, and disappears at the end."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def print_without_bar(console: Console, line: str) -> None:
-    """Print a line of progress where no bar shows it."""
-    if not console.is_terminal:
-        console.print(Text(line), soft_wrap=True)

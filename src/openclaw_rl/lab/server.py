@@ -5,15 +5,17 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from openclaw_rl.aio import start_process
 from openclaw_rl.client import probe
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
+
+T = TypeVar("T")
 
 #: How long a server may take to start. The first start converts the model.
 MAX_START_SECONDS = 900.0
@@ -51,14 +53,19 @@ class RunningServer:
         return state
 
 
-async def wait_while(busy: Callable[[Mapping[str, Any]], bool], url: str, key: str, seconds: float) -> bool:
-    """Wait while a server of this package says that it is busy, at most so long; whether it is one."""
+async def wait_while(
+    busy: Callable[[T], bool],
+    ask: Callable[[], Awaitable[T]],
+    seconds: float,
+    watch: Callable[[T], None] = lambda _state: None,
+    poll_seconds: float = POLL_SECONDS,
+) -> T:
+    """Wait while a state is busy, at most so long; the last state. `watch` is called with those before it."""
     end = time.monotonic() + seconds
-    while True:
-        state = await probe(url, key, seconds=MAX_STATE_SECONDS)
-        if "queue" not in state or not busy(state) or time.monotonic() > end:
-            return "queue" in state
-        await asyncio.sleep(POLL_SECONDS)
+    while busy(state := await ask()) and time.monotonic() <= end:
+        watch(state)
+        await asyncio.sleep(poll_seconds)
+    return state
 
 
 def is_judging(state: Mapping[str, Any]) -> bool:

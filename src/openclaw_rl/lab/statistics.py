@@ -49,7 +49,7 @@ class Difference:
         return f"{self.mean:+.2f} ({self.low:+.2f} – {self.high:+.2f})"
 
 
-def in_two_lines(result: Interval | Difference) -> str:
+def in_two_lines(result: Interval | Difference | str) -> str:
     """The interval below the mean, for tables that fit a terminal of 80 columns."""
     return str(result).replace(" (", "\n(", 1)
 

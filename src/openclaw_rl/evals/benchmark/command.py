@@ -1,10 +1,10 @@
 """`openclaw-rl benchmark`: measure endpoints and baselines, and compare results."""
 
 import argparse
-import contextlib
 import os
 import secrets
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from openclaw_rl.evals.benchmark.results import (
     results_table,
     write_results,
 )
-from openclaw_rl.evals.benchmark.run import FIXED, BenchmarkPart, BenchmarkPlan, head_of, measure_all
+from openclaw_rl.evals.benchmark.run import FIXED, BenchmarkPlan, head_of, items_of
 from openclaw_rl.evals.benchmark.systems import BASELINES, BaselineSystem, EndpointSystem, System
 from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.items import ItemGroup, left_in_words, run_items
 from openclaw_rl.evals.result_log import ResultLog
-from openclaw_rl.lab.commands import new_folder, progress_bar, run_stoppable
+from openclaw_rl.lab.commands import new_folder
+from openclaw_rl.lab.progress import RunProgress
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/benchmark")
@@ -53,46 +55,28 @@ def benchmark(machine: Machine, options: argparse.Namespace, seed: int | None) -
         player = Chat(options.user_base_url, model=options.user_model, key=os.environ.get(USER_KEY, ""))
     teaching = {"player": player, "feedback": options.feedback}
     first = kept_seed(out) if seed is None else seed
-    at_once = options.at_once or usual_at_once(baselines)
-    parts: list[BenchmarkPart] = []
+    # A server that trains needs the machine for itself. Any other answers several people at once.
+    at_once = options.at_once or (1 if any(BASELINES[name].trains for name in baselines) else AT_ONCE)
+    groups: list[ItemGroup[None]] = []
     for number in range(first, first + options.seeds):
         plan = BenchmarkPlan(tracks, number, options.quick, options.quiet)
         for system in systems(machine, options, baselines, out, number, teaching):
-            log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan), FIXED)
-            parts.append(BenchmarkPart(system, plan, log))
-    items = sum(len(part.left) for part in parts)
-    goes_on = f"to measure. If it is stopped, the same command with --out {out} goes on."
-    left = f"{items} item{'' if items == 1 else 's'} {goes_on}" if items else "all is measured already."
-    console.print(f"Seed {first}: {left}", soft_wrap=True)
-    try:
-        run_stoppable(measured(parts, items, at_once, player, console), console)
-    finally:
-        # Also after an error or Ctrl-C: what is done is worth showing.
-        if results := [one for one in load_results(out) if one.lines]:
-            write_results(results, out)
-            console.print(results_table(results))
-            pages = f"Table: {out / 'results.md'}   Picture: {out / 'scores.svg'}   Page: {out / 'index.html'}"
-            console.print(pages, soft_wrap=True)
+            log = ResultLog(out / f"{system.name}-{number}.jsonl", head_of(system, plan), FIXED, ("track", "item"))
+            groups.append(items_of(system, plan, log))
+            at_once = 1 if system.one_at_a_time else at_once
+    items = sum(len(group.left) for group in groups)
+    console.print(f"Seed {first}: {left_in_words(items, 'item', 'items', out)}", soft_wrap=True)
+    run_items(groups, at_once, RunProgress(console, "items", items), partial(show, out, console), player)
     return 0
 
 
-async def measured(
-    parts: Sequence[BenchmarkPart], items: int, at_once: int, player: Chat | None, console: Console
-) -> None:
-    with progress_bar(console) as bar:
-        shown = bar.add_task("items", total=items, note="")
-
-        def say(line: str) -> None:
-            bar.advance(shown)
-            console.print(line, markup=False, soft_wrap=True)
-
-        async with player or contextlib.nullcontext():
-            await measure_all(parts, at_once, say)
-
-
-def usual_at_once(baselines: Sequence[str]) -> int:
-    """A server that trains needs the machine for itself. Any other answers several people at once."""
-    return 1 if any(BASELINES[name].trains for name in baselines) else AT_ONCE
+def show(out: Path, console: Console) -> None:
+    """Show and write what is done."""
+    if results := [one for one in load_results(out) if one.lines]:
+        write_results(results, out)
+        console.print(results_table(results))
+        pages = f"Table: {out / 'results.md'}   Picture: {out / 'scores.svg'}   Page: {out / 'index.html'}"
+        console.print(pages, soft_wrap=True)
 
 
 def kept_seed(out: Path) -> int:

@@ -206,7 +206,6 @@ class Teaching:
             user,
             asked,
             turns=turns,
-            max_tokens=self.persona.longest_answer,
             temperature=TEMPERATURE,
             seed=seed,
         )
@@ -240,7 +239,6 @@ async def questioned(
         chat,
         persona,
         asked,
-        max_tokens=persona.longest_answer,
         seed=seed,
         temperature=TEMPERATURE,
         at_once=MAX_CONCURRENT_QUESTIONS,

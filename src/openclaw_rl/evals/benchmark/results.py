@@ -123,14 +123,13 @@ def rows(results: Sequence[SystemResults]) -> Iterator[tuple[str, ...]]:
     """The cells of the table, as `HEADS` names them."""
     for system, own in by_system(results).items():
         for track, score in scores(own).items():
-            interval = score.score
             yield (
                 system,
                 track,
-                str(interval or NO_SCORE),
+                str(score.score or NO_SCORE),
                 _number(score.before, 2),
                 _number(score.unaided, 2),
-                held_cell(score),
+                f"{score.held[0]} of {score.held[1]}" if score.held[0] else "",
                 _number(score.sessions, 1),
                 _number(score.seconds, 0),
                 str(score.tokens),
@@ -158,23 +157,18 @@ def results_table(results: Sequence[SystemResults]) -> Table:
     table.add_column("system,\ntrack", overflow="fold")
     for heading in ("score", "before,\nunaided", "held", "sessions,\nseconds", "tokens"):
         table.add_column(heading, no_wrap=True)
-    for system, own in by_system(results).items():
-        for track, score in scores(own).items():
-            table.add_row(
-                f"{system}\n{track}",
-                in_two_lines(score.score) if score.score else NO_SCORE,
-                f"{_number(score.before, 2)}\n{_number(score.unaided, 2)}",
-                held_cell(score),
-                f"{_number(score.sessions, 1)}\n{_number(score.seconds, 0)}",
-                str(score.tokens),
-                end_section=True,
-            )
+    for system, track, score, before, unaided, held, sessions, seconds, tokens, _ in rows(results):
+        cells = (
+            f"{system}\n{track}",
+            in_two_lines(score),
+            f"{before}\n{unaided}",
+            held,
+            f"{sessions}\n{seconds}",
+            tokens,
+        )
+        table.add_row(*cells, end_section=True)
     table.caption, table.caption_justify = "\n".join(reasons(results)), "left"
     return table
-
-
-def held_cell(score: TrackScore) -> str:
-    return f"{score.held[0]} of {score.held[1]}" if score.held[0] else ""
 
 
 def markdown(results: Sequence[SystemResults]) -> str:

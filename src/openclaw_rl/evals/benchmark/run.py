@@ -1,25 +1,19 @@
-"""Runs the benchmark: items one after another or at once, and a line of JSON for each as soon as it is done.
+"""What the benchmark asks a system, and the line of JSON of each item. The same seed asks the same."""
 
-A run that was stopped goes on where it stopped. The same seed asks the same.
-"""
-
-import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from functools import partial
 from typing import Any
 
 from openclaw_rl import __version__
-from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals.benchmark.person import OrdinaryChat
 from openclaw_rl.evals.benchmark.systems import NotOffered, System
 from openclaw_rl.evals.benchmark.tracks import FULL, QUICK, TRACKS, Scored, Size, TrackItem
 from openclaw_rl.evals.demo import commit
+from openclaw_rl.evals.items import ItemGroup, RunItem
 from openclaw_rl.evals.result_log import ResultLog
-from openclaw_rl.evals.screen import TimeLeft
 from openclaw_rl.lab.statistics import Interval, Marks, proportion_of_trials
 
 #: The version of the results. Lines of another one are not compared.
@@ -68,62 +62,19 @@ def head_of(system: System, plan: BenchmarkPlan) -> dict[str, Any]:
     }
 
 
-class BenchmarkPart:
-    """A system that is asked with a seed, and the file of its results."""
+def items_of(system: System, plan: BenchmarkPlan, log: ResultLog) -> ItemGroup[None]:
+    """What is asked of a system with a seed. An item raises ServerError, ServerFailed, or a group of them."""
 
-    def __init__(self, system: System, plan: BenchmarkPlan, log: ResultLog) -> None:
-        self.system, self.plan, self.log = system, plan, log
-        done = {(line["track"], line["item"]) for line in log.lines}
-        self.left = [(first, item) for first, item in plan.items() if item.key not in done]
-        self._people = max((first + item.people for first, item in self.left), default=0)
-        self._unfinished = len(self.left)
-        self.under_way = 0
-        """Items that need a server each now."""
-        self._started = contextlib.AsyncExitStack()
-        self._starting: asyncio.Task[None] | None = None
+    async def measure(first: int, item: TrackItem, _: None) -> tuple[Mapping[str, Any], str]:
+        times = log.begin([*item.key])
+        line = await measured(system, first, item, plan.size.longest)
+        words = f"{system.name}, seed {plan.seed}: {item.track}, {item.name}: {in_words(line)}"
+        return {"track": item.track, "item": item.name, **line, "begun_times": times}, words
 
-    async def measure(self, first: int, item: TrackItem) -> str:
-        """Measure an item; what it has shown, in words. Raises ServerError, ServerFailed, or a group of them."""
-        self.under_way += self.system.one_per_server
-        if self._starting is None:
-            started = self.system.started(self._people)
-            self._starting = asyncio.create_task(self._started.enter_async_context(started))
-        await asyncio.shield(self._starting)
-        times = self.log.begin([*item.key])
-        line = await measured(self.system, first, item, self.plan.size.longest)
-        self.log.add({"track": item.track, "item": item.name, **line, "begun_times": times})
-        self._unfinished -= 1
-        self.under_way -= self.system.one_per_server
-        if not self._unfinished:
-            await self.close()
-        return f"{self.system.name}, seed {self.plan.seed}: {item.track}, {item.name}: {in_words(line)}"
-
-    async def close(self) -> None:
-        """Stop what was started."""
-        if self._starting and not self._starting.done():
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
-        await self._started.aclose()
-
-
-async def measure_all(parts: Sequence[BenchmarkPart], at_once: int, say: Callable[[str], None]) -> None:
-    """Measure what is not done yet, `at_once` items at a time. Raises ServerError, ServerFailed, or a group of them."""
-    total = sum(len(part.left) for part in parts)
-    time_left, done = TimeLeft(total), count(1)
-    workers = 1 if any(part.system.one_at_a_time for part in parts) else at_once
-
-    async def work(_: int) -> None:
-        # Taken from what is left, so that no item begins after another has failed.
-        while left := [part for part in parts if part.left]:
-            part = min(left, key=lambda one: one.under_way)
-            said = await part.measure(*part.left.pop(0))
-            time_left.advance(1)
-            say(f"{said} ({', '.join(filter(None, (f'{next(done)} of {total} items', str(time_left))))})")
-
-    async with contextlib.AsyncExitStack() as stack:
-        for part in parts:
-            stack.push_async_callback(part.close)
-        await run_concurrently(range(workers), work, workers)
+    numbered = plan.items()
+    people = max(first + item.people for first, item in numbered)
+    items = [RunItem(item.key, partial(measure, first, item)) for first, item in numbered]
+    return ItemGroup(items, partial(system.started, people), log, one_per_server=system.one_per_server)
 
 
 async def measured(system: System, first: int, item: TrackItem, longest: int) -> dict[str, Any]:
@@ -166,15 +117,10 @@ def in_words(line: Mapping[str, Any]) -> str:
 
 def shown(scored: Scored | None) -> dict[str, Any]:
     """A score as data for JSON."""
-    if scored is None:
-        return {"score": None, "marks": [], "parts": {}, "held": None, "facts": {}}
-    return {
-        "score": share(scored.marks),
-        "marks": scored.marks,
-        "parts": {name: share(marks) for name, marks in scored.parts.items()},
-        "held": asdict(scored.held) if scored.held else None,
-        "facts": scored.facts,
-    }
+    one = scored or Scored([])
+    parts = {name: share(marks) for name, marks in one.parts.items()}
+    held = asdict(one.held) if one.held else None
+    return {"score": share(one.marks), "marks": one.marks, "parts": parts, "held": held, "facts": one.facts}
 
 
 def share(marks: Marks) -> dict[str, Any] | None:

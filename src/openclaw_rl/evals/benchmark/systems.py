@@ -15,9 +15,9 @@ from openclaw_rl.client import ApiClient, probe
 from openclaw_rl.config.general import PERSONAL, TEAM
 from openclaw_rl.evals.arguments import Machine
 from openclaw_rl.evals.benchmark.person import OrdinaryChat, PastingChat
-from openclaw_rl.evals.chat import MIN_OUTPUT_TOKENS, TIMEOUT_SECONDS, Chat
+from openclaw_rl.evals.chat import MIN_OUTPUT_TOKENS, TIMEOUT_SECONDS, Chat, opened
 from openclaw_rl.evals.trial import is_learning
-from openclaw_rl.evals.wishes.measurement import JUDGE_SECONDS, practised
+from openclaw_rl.evals.wishes.measurement import practised
 from openclaw_rl.http_client import url_without_account
 from openclaw_rl.lab.server import (
     LOG,
@@ -30,8 +30,8 @@ from openclaw_rl.lab.server import (
     wait_while,
 )
 
-#: How long a server of this package may take to learn from what was said.
-LEARN_SECONDS = 120.0
+#: How long a server of this package may take to read what was said, and to learn from it.
+SETTLE_SECONDS = 180.0
 #: How long an endpoint may take for its first answer: it may load its model first.
 FIRST_SECONDS = 120.0
 #: The header with which a server of this package answers without what it was told.
@@ -97,10 +97,13 @@ async def nothing(_seconds: float = 0.0) -> None:
 async def have_settled(url: str, keys: Sequence[str]) -> bool:
     """Wait until a server of this package has read what people said and learned from it; whether it is one."""
     for key in keys:
-        if not await wait_while(is_judging, url, key, JUDGE_SECONDS):
+        if "queue" not in await wait_while(is_settling, partial(probe, url, key, MAX_STATE_SECONDS), SETTLE_SECONDS):
             return False
-        await wait_while(is_learning, url, key, LEARN_SECONDS)
     return True
+
+
+def is_settling(state: Mapping[str, Any]) -> bool:
+    return is_judging(state) or is_learning(state)
 
 
 async def steps_of(url: str, key: str) -> int | None:
@@ -154,20 +157,9 @@ class EndpointSystem:
         numbers = range(first, first + people)
         keys = [self.keys[number % len(self.keys)] for number in numbers]
         users = [f"person-{number}" for number in numbers]
-        async with contextlib.AsyncExitStack() as stack:
-            chats = [
-                await stack.enter_async_context(
-                    OrdinaryChat(
-                        self.url,
-                        model=self.model,
-                        key=key,
-                        wire=self.wire,
-                        fields={"user": user} if self.by_user else None,
-                    )
-                )
-                for key, user in zip(keys, users, strict=True)
-            ]
-
+        ask = partial(OrdinaryChat, self.url, model=self.model, wire=self.wire)
+        fields = [{"user": user} if self.by_user else None for user in users]
+        async with opened(ask(key=key, fields=one) for key, one in zip(keys, fields, strict=True)) as chats:
             for chat, person in zip(chats, zip(keys, users, strict=True), strict=True):
                 chat.said = self._said.setdefault(person if self.by_user else (person[0], ""), set())
 
@@ -287,13 +279,12 @@ class BaselineSystem:
     @contextlib.asynccontextmanager
     async def venue(self, item: str, first: int, people: int) -> AsyncIterator[Venue]:
         numbers = range(first, first + people)
-        async with self._place(numbers) as server, contextlib.AsyncExitStack() as stack:
-            names = [*map(person_name, numbers)]
+        names, chat = [*map(person_name, numbers)], self._baseline.chat
+        async with (
+            self._place(numbers) as server,
+            opened(chat(server.url, key=server.keys[name], wire=self._wire) for name in names) as chats,
+        ):
             own = [server.keys[name] for name in names]
-            chats = [
-                await stack.enter_async_context(self._baseline.chat(server.url, key=key, wire=self._wire))
-                for key in own
-            ]
 
             async def settle() -> None:
                 await have_settled(server.url, own)

@@ -15,15 +15,14 @@ from openclaw_rl.aio import run_concurrently
 from openclaw_rl.client import ServerError
 from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.toolcall.environment import ToolCallEnvironment
-from openclaw_rl.evals import coding, tool_use
+from openclaw_rl.evals import eval_tasks, tool_use
 from openclaw_rl.evals.benchmark.person import Held, OrdinaryChat, Teaching, questioned
 from openclaw_rl.evals.benchmark.systems import NotOffered, Venue
 from openclaw_rl.evals.chat import Reply
 from openclaw_rl.evals.conversation import EvalQuestion, cycled, questions
-from openclaw_rl.evals.eval_tasks import spread
 from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.personas.persona import load
-from openclaw_rl.evals.scores import CaseScore, ask_all
+from openclaw_rl.evals.scores import EvalPlan
 from openclaw_rl.evals.wishes.drawn import PLACES, DrawnWish, draw
 from openclaw_rl.evals.wishes.measurement import ExamPlan
 from openclaw_rl.evals.wishes.wish import EvalWish, built_in
@@ -214,23 +213,27 @@ async def keeps_sense(size: Size, seed: int, venue: Venue) -> Scored:
     (chat,) = venue.people
     wish = draw(Random(f"benchmark sense {seed}"), ["begins"]).wish
     lesson = Teaching.of(chat, wish, seed, **venue.teaching)
-    asks = {"plain": plain_marks, "coding": code_marks, "tool use": tool_marks}
-    before: dict[str, MarkList] = {}
-    refused = {}
-    for name, ask in asks.items():
+    refused: dict[str, ServerError] = {}
+
+    async def ask(name: str) -> MarkList:
         try:
-            before[name] = await ask(chat, size, seed)
+            return await SENSE[name](chat, size, seed)
         except ServerError as error:
             if not error.is_refusal:
                 raise
-            refused[name] = str(error)
-            if len(refused) == len(asks):
-                raise
+            refused[name] = error
+            return []
+
+    # At the same time, as the answers of each are: a server computes many together in the time of a few.
+    before = await run_concurrently([*SENSE], ask, len(SENSE))
+    if len(refused) == len(SENSE):
+        raise next(iter(refused.values()))
     await teach(venue, lesson, cycled(wish.questions("train", seed), 0, size.sessions))
     await venue.learn(size.quiet_seconds)
-    after = {name: await asks[name](chat, size, seed) for name in before}
-    parts = {"before": list(chain(*before.values())), **after}
-    return Scored(list(chain(*after.values())), parts, facts={"refused": refused})
+    asked = [name for name in SENSE if name not in refused]
+    after = await run_concurrently(asked, lambda name: SENSE[name](chat, size, seed), len(SENSE))
+    parts = {"before": [*chain(*before)], **dict(zip(asked, after, strict=True))}
+    return Scored([*chain(*after)], parts, facts={"refused": {name: str(error) for name, error in refused.items()}})
 
 
 async def plain_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
@@ -240,25 +243,21 @@ async def plain_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
 
 
 async def code_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
-    cases = spread(coding.problems(), size.cases)
-    return case_marks(
-        (await ask_all(coding.TASK, chat, cases, coding.score, max_tokens=coding.MAX_TOKENS, seed=seed)).cases
-    )
+    return await task_marks(eval_tasks.code(size.cases), chat, seed)
 
 
 async def tool_marks(chat: OrdinaryChat, size: Size, seed: int) -> MarkList:
-    async def score(case: tool_use.ToolCase, reply: Reply) -> CaseScore:
-        return tool_use.grade(case, reply)
-
     # Whoever never calls a tool must not pass where none is needed.
-    cases = spread([case for case in tool_use.cases() if case.calls], size.cases)
-    return case_marks(
-        (await ask_all(tool_use.TASK, chat, cases, score, max_tokens=tool_use.MAX_TOKENS, seed=seed)).cases
-    )
+    cases = [case for case in tool_use.cases() if case.calls]
+    return await task_marks(eval_tasks.tools(tool_use.TASK, cases, size.cases), chat, seed)
 
 
-def case_marks(cases: Sequence[CaseScore]) -> MarkList:
-    return [(case.case, case.passed) for case in cases]
+async def task_marks(plan: EvalPlan, chat: OrdinaryChat, seed: int) -> MarkList:
+    return [(case.case, case.passed) for case in (await plan.ask(chat, seed, lambda _: None)).cases]
+
+
+#: What shows sense.
+SENSE = {"plain": plain_marks, "coding": code_marks, "tool use": tool_marks}
 
 
 # Many wishes, wishes that are taken back, and those of others
@@ -347,9 +346,13 @@ async def keeps_apart(size: Size, seed: int, venue: Venue) -> Scored:
         for lesson in lessons:
             await teach(venue, lesson, [question])
     await venue.learn(size.quiet_seconds)
+
+    async def exam(lesson: Teaching) -> list[ExamAnswer]:
+        return await questioned(lesson.chat, lesson.persona, held_out(seed, size.questions), seed)
+
     marks, leaked = [], []
-    for lesson, other in zip(lessons, reversed(wishes), strict=True):
-        answers = await questioned(lesson.chat, lesson.persona, held_out(seed, size.questions), seed)
+    exams = await run_concurrently(lessons, exam, len(lessons))
+    for lesson, other, answers in zip(lessons, reversed(wishes), exams, strict=True):
         for one in answers:
             name, leaks = f"{lesson.persona.name}: {one.question.text}", bool(other.back.persona.failed(one.answer))
             marks.append((name, one.passed and not leaks))

@@ -6,13 +6,14 @@ People who have nothing to do with each other are different owners on the server
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.conversation import EvalQuestion, ScriptedUser, cycled, hold
-from openclaw_rl.evals.examination import ExamAnswer, examine
+from openclaw_rl.evals.examination import ExamAnswer, examine, is_adherent, is_sensible, marks
 from openclaw_rl.evals.wishes.wish import EvalWish
 from openclaw_rl.lab.server import RunningServer, is_judging, wait_while
 from openclaw_rl.lab.statistics import Interval, proportion_of_trials, sessions_until_adherence
@@ -20,7 +21,7 @@ from openclaw_rl.ledger import practices
 from openclaw_rl.ledger.errors import CannotPractise
 from openclaw_rl.ledger.notes import of_owner
 from openclaw_rl.ledger.schema import open_ledger, transaction
-from openclaw_rl.types import ENDED_PRACTICE, Practice
+from openclaw_rl.types import Practice
 
 #: Of every answer.
 TEMPERATURE = 0.7
@@ -51,17 +52,19 @@ class WishExam:
     @property
     def kept(self) -> Interval:
         """The share of answers that keep the wish and are sensible."""
-        return _share(self.answers, lambda answer: answer.passed)
+        return proportion_of_trials([marks(self.answers, is_adherent)])
 
     @property
     def sensible(self) -> Interval:
         """The share of all answers that the quality guard accepts."""
-        return _share((*self.answers, *self.others), lambda answer: not answer.faults)
+        return proportion_of_trials([marks((*self.answers, *self.others), is_sensible)])
 
     @property
     def elsewhere(self) -> Interval | None:
         """The share of answers that do what is wished where it is not; None if it is wished everywhere."""
-        return _share(self.others, lambda answer: answer.keeps_rules) if self.others else None
+        if not self.others:
+            return None
+        return proportion_of_trials([marks(self.others, lambda answer: answer.keeps_rules)])
 
 
 @dataclass(slots=True)
@@ -197,30 +200,25 @@ class WishMeasurement:
             [question],
             session=f"{self.wish.name}-{person}-{number}",
             turns=1,
-            max_tokens=persona.longest_answer,
             temperature=TEMPERATURE,
             seed=seed,
         )
         if corrects and not transcript.first_passed:
             await chat.correct(transcript.exchanges[0].answer_id, self.wish.corrections[question.text])
-        await wait_while(is_judging, self.server.url, self.server.key, JUDGE_SECONDS)
+        await wait_while(is_judging, self.server.state, JUDGE_SECONDS)
         self.advance(f"{self.wish.name}: session {number + 1}, {person}")
         return transcript.first_passed
 
     async def _examine(self, name: str, person: str, *, notes: bool = True) -> None:
-        async def ask(asked: Sequence[EvalQuestion]) -> tuple[ExamAnswer, ...]:
-            persona = self.wish.persona
-            return await examine(
-                self.people[person],
-                persona,
-                asked,
-                max_tokens=persona.longest_answer,
-                seed=self.plan.seed,
-                notes=notes,
-                temperature=TEMPERATURE,
-                at_once=self.plan.at_once,
-            )
-
+        ask = partial(
+            examine,
+            self.people[person],
+            self.wish.persona,
+            seed=self.plan.seed,
+            notes=notes,
+            temperature=TEMPERATURE,
+            at_once=self.plan.at_once,
+        )
         inside, outside = self.plan.inside(self.wish), self.plan.outside(self.wish)
         self.outcome.exams[name] = WishExam(await ask(inside), await ask(outside))
         self.advance(f"{self.wish.name}: examined, {name}")
@@ -246,7 +244,7 @@ async def practised(
         while True:
             found = [practices.load(db, one.number) for one in wanted]
             yield found
-            under_way = [one for one in found if one.state not in ENDED_PRACTICE]
+            under_way = [one for one in found if one.is_under_way]
             if not under_way:
                 return
             if time.monotonic() > end:
@@ -256,7 +254,3 @@ async def practised(
                         with contextlib.suppress(CannotPractise):
                             practices.stop(db, one.note)
             await asyncio.sleep(PRACTICE_POLL_SECONDS)
-
-
-def _share(answers: Sequence[ExamAnswer], holds: Callable[[ExamAnswer], bool]) -> Interval:
-    return proportion_of_trials([[(answer.question.text, holds(answer)) for answer in answers]])

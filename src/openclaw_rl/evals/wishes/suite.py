@@ -5,7 +5,9 @@ import contextlib
 import itertools
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import __version__, terminal
-from openclaw_rl.aio import run_concurrently
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.arguments import Machine
-from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.chat import Chat, opened
 from openclaw_rl.evals.demo import share
+from openclaw_rl.evals.items import ItemGroup, RunItem, left_in_words, run_items
 from openclaw_rl.evals.result_log import ResultLog
 from openclaw_rl.evals.wishes.measurement import (
     COMPLAINS,
@@ -34,14 +36,9 @@ from openclaw_rl.evals.wishes.measurement import (
 )
 from openclaw_rl.evals.wishes.wish import EvalWish, built_in, load
 from openclaw_rl.http_client import text_without_accounts
-from openclaw_rl.lab.commands import (
-    new_folder,
-    print_without_bar,
-    progress_bar,
-    run_stoppable,
-    write_text,
-)
-from openclaw_rl.lab.server import run_server
+from openclaw_rl.lab.commands import new_folder, write_text
+from openclaw_rl.lab.progress import RunProgress
+from openclaw_rl.lab.server import RunningServer, run_server
 from openclaw_rl.lab.statistics import Interval
 
 #: Where results are written without `--out`.
@@ -53,6 +50,9 @@ WITHOUT_TRAINING = ("--max-steps", "0")
 #: Requests at the same time in all examinations together. A server takes 250 connections from one address.
 MAX_REQUESTS = 128
 
+#: What was measured of a wish, as `outcome_data` makes it.
+WishData = Mapping[str, Any]
+
 
 def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequence[str]) -> int:
     """Measure the chosen wishes with a server of their own that has the further options `server`."""
@@ -63,28 +63,29 @@ def measure_wishes(machine: Machine, options: argparse.Namespace, server: Sequen
     out = options.out or new_folder(DEFAULT_OUT)
     command = command_line(machine, options, server)
     head = {"version": __version__, "model": api or machine.policy_name, "command": command}
-    log = ResultLog(out / "results.jsonl", head, [*head])
-    done = {line["wish"] for line in log.lines}
-    left = [wish for wish in wishes if wish.name not in done]
+    log = ResultLog(out / "results.jsonl", head, [*head], ("wish",))
     training = () if options.practise else WITHOUT_TRAINING
     every = (*SERVER_FLAGS, *training, "--seed", str(machine.seed))
     flags = (*every, *(machine.flags if api else machine.model_flags), *server)
+    own = (*every, *machine.model_flags, *others) if api else ()
+    left = sum((wish.name,) not in log.done for wish in wishes)
+    progress = RunProgress(console, "wishes", left)
+    group = WishRun(wishes, plan, out, flags, own, progress).items(log, practise=options.practise)
     if left and (options.practise or not api):
         machine.fetch_model()
-    own = (*every, *machine.model_flags, *others) if api else ()
-    try:
-        if left and options.practise:
-            run_stoppable(measure_practised(left, plan, out, flags, own, options.at_once, log, console), console)
-        elif left:
-            run_stoppable(measure_all(left, plan, out, flags, options.at_once, log, console), console)
-    finally:
-        # Also after an error or Ctrl-C: a wish takes minutes on a small machine.
-        found = {one["wish"]: one for one in log.lines}
-        if results := [found[wish.name] for wish in wishes if wish.name in found]:
-            write_text(out / "wishes.md", markdown(results))
-            console.print(table(results))
-            console.print(f"Every answer: {log.path}   Table: {out / 'wishes.md'}", soft_wrap=True)
+    progress.log(f"Wishes: {left_in_words(left, 'wish', 'wishes', out)}")
+    run_items([group], options.at_once, progress, partial(show, wishes, log, console))
     return 0
+
+
+def show(wishes: Sequence[EvalWish], log: ResultLog, console: Console) -> None:
+    """Show and write what is done."""
+    found = {one["wish"]: one for one in log.lines}
+    if results := [found[wish.name] for wish in wishes if wish.name in found]:
+        path = log.path.with_name("wishes.md")
+        write_text(path, markdown(results))
+        console.print(table(results))
+        console.print(f"Every answer: {log.path}   Table: {path}", soft_wrap=True)
 
 
 def api_of(server: Sequence[str]) -> tuple[str, list[str]]:
@@ -106,89 +107,59 @@ def chosen(names: Sequence[str], group: str) -> list[EvalWish]:
     return wishes
 
 
-#: Measures a wish, and says meanwhile what it does.
-Measure = Callable[[EvalWish, Callable[[str], None]], Awaitable[WishOutcome]]
+@dataclass(frozen=True, slots=True)
+class WishRun:
+    """Wishes that are measured together, with the options of their servers."""
 
+    wishes: Sequence[EvalWish]
+    plan: ExamPlan
+    out: Path
+    flags: Sequence[str]
+    own: Sequence[str]
+    """Those of a server that takes over what was taught, and practises, if the first one is in front of an API."""
+    progress: RunProgress
 
-async def measure_each(
-    wishes: Sequence[EvalWish], at_once: int, log: ResultLog, console: Console, measure: Measure
-) -> None:
-    """Write down the outcome of each wish when it is done, `at_once` at a time. Raises ServerFailed or ServerError."""
-    with progress_bar(console) as bar:
-        shown = bar.add_task("wishes", total=len(wishes), note="")
-        goes_on = f"If it is stopped, the same command with --out {log.path.parent} goes on."
-        print_without_bar(console, f"Wishes: {len(wishes)}. {goes_on}")
+    def items(self, log: ResultLog, *, practise: bool) -> ItemGroup[Any]:
+        """What notes and corrections do is measured on one server, because nothing is trained.
 
-        async def one(wish: EvalWish) -> None:
-            outcome = await measure(wish, lambda what: bar.update(shown, note=what))
-            log.add(data := outcome_data(outcome))
-            bar.advance(shown)
-            print_without_bar(console, line(data))
+        To measure what practice does, each wish has a server of its own: practice changes the policy for all.
+        """
+        measure: Callable[[EvalWish, Any], Awaitable[WishOutcome]] = self._practise if practise else self._teach
 
-        await run_concurrently(wishes, one, at_once)
+        async def one(wish: EvalWish, server: Any) -> tuple[WishData, str]:
+            data = outcome_data(await measure(wish, server))
+            return data, line(data)
 
+        items = [RunItem((wish.name,), partial(one, wish)) for wish in self.wishes]
+        return ItemGroup(items, contextlib.nullcontext if practise else self._server, log)
 
-async def measure_all(
-    wishes: Sequence[EvalWish],
-    plan: ExamPlan,
-    out: Path,
-    flags: Sequence[str],
-    at_once: int,
-    log: ResultLog,
-    console: Console,
-) -> None:
-    """Measure what notes and corrections do. One server is enough, because nothing is trained."""
-    owners = [owner(wish, person) for wish in wishes for person in PEOPLE]
-    console.print("Starting a server …")
-    async with run_server(new_folder(out / "server"), *flags, people=owners) as server:
+    def _server(self) -> AbstractAsyncContextManager[RunningServer]:
+        self.progress.console.print("Starting a server …")
+        people = [owner(wish, person) for wish in self.wishes for person in PEOPLE]
+        return run_server(new_folder(self.out / "server"), *self.flags, people=people)
 
-        async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
-            async with contextlib.AsyncExitStack() as stack:
-                chats = [Chat(server.url, key=server.keys[owner(wish, person)]) for person in PEOPLE]
-                people = [await stack.enter_async_context(chat) for chat in chats]
-                return await WishMeasurement(wish, server, dict(zip(PEOPLE, people, strict=True)), plan, advance).run()
+    async def _teach(self, wish: EvalWish, server: RunningServer) -> WishOutcome:
+        async with opened(Chat(server.url, key=server.keys[owner(wish, person)]) for person in PEOPLE) as chats:
+            people = dict(zip(PEOPLE, chats, strict=True))
+            return await WishMeasurement(wish, server, people, self.plan, self.progress.note).run()
 
-        await measure_each(wishes, at_once, log, console, measure)
-
-
-async def measure_practised(
-    wishes: Sequence[EvalWish],
-    plan: ExamPlan,
-    out: Path,
-    flags: Sequence[str],
-    own: Sequence[str],
-    at_once: int,
-    log: ResultLog,
-    console: Console,
-) -> None:
-    """Measure what practice does. Each wish has a server of its own, because practice changes the policy for all.
-
-    If that server is in front of an API, a server with the options `own` takes over what was taught, and practises.
-    """
-
-    async def measure(wish: EvalWish, advance: Callable[[str], None]) -> WishOutcome:
-        advance(f"{wish.name}: starting a server")
-        taught = new_folder(out / wish.name)
-        async with run_server(taught, *flags) as server, Chat(server.url) as chat:
-            measured = WishMeasurement(wish, server, dict.fromkeys(PEOPLE, chat), plan, advance)
+    async def _practise(self, wish: EvalWish, _: None) -> WishOutcome:
+        self.progress.note(f"{wish.name}: starting a server")
+        taught = new_folder(self.out / wish.name)
+        async with run_server(taught, *self.flags) as server, Chat(server.url) as chat:
+            measured = WishMeasurement(wish, server, dict.fromkeys(PEOPLE, chat), self.plan, self.progress.note)
             await measured.teach()
-            if not own:
+            if not self.own:
                 return await measured.practise()
-        advance(f"{wish.name}: starting a server that learns")
-        learns = run_server(taught.with_name(f"{taught.name}-own"), *own, "--continue-from", str(taught))
+        self.progress.note(f"{wish.name}: starting a server that learns")
+        learns = run_server(taught.with_name(f"{taught.name}-own"), *self.own, "--continue-from", str(taught))
         async with learns as server, Chat(server.url) as chat:
             measured.move(server, chat)
             return await measured.practise()
 
-    await measure_each(wishes, at_once, log, console, measure)
-
 
 def owner(wish: EvalWish, person: str) -> str:
     return f"{wish.name}.{person}"
-
-
-#: What was measured of a wish, as `outcome_data` makes it.
-WishData = Mapping[str, Any]
 
 
 def line(wish: WishData) -> str:
