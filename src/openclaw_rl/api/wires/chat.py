@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from openclaw_rl.api.completion import ChoiceUpdate, Completion
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest, parse_request
+from openclaw_rl.api.wire import ChatRequest, parse
 from openclaw_rl.api.wires.base import DONE, EVENTS, data_event
 from openclaw_rl.rendering.response import Delta, ReasoningText, tool_call
 from openclaw_rl.rendering.tokenizer import token_bytes
@@ -30,7 +30,7 @@ class ChatWire:
         self.tokenizer = tokenizer
 
     def parse(self, body: bytes) -> ChatRequest:
-        self.request = parse_request(body)
+        self.request = parse(ChatRequest, body)
         return self.request
 
     async def whole(self, completion: Completion) -> bytes:

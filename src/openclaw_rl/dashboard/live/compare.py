@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from functools import partial
 from sqlite3 import Connection
 from typing import Any
 
@@ -14,7 +15,7 @@ from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.reader import RawRequest
 from openclaw_rl.api.service import OperationFailed
-from openclaw_rl.api.wire import parse_request
+from openclaw_rl.api.wire import ChatRequest, parse
 from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_change
 from openclaw_rl.dashboard.live.dashboard import HEADERS, SIDES, Comparison, Dashboard, PageProblem, dashboard_of
@@ -102,7 +103,7 @@ async def begin(
 async def ask(dashboard: Dashboard, viewer: Viewer, text: str, version: int, session: str) -> Completion:
     service = dashboard.server.service
     body = to_json({"messages": [{"role": "user", "content": text}], "max_tokens": MAX_ANSWER_TOKENS})
-    raw = RawRequest(body, parse_request, viewer.owner, {"x-session-id": session})
+    raw = RawRequest(body, partial(parse, ChatRequest), viewer.owner, {"x-session-id": session})
     try:
         return (await service.begin(raw, lambda: "chatcmpl-", version))[1]
     except VersionGone:
