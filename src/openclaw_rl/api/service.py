@@ -1,7 +1,8 @@
 """What every route needs of its server: running completions, and what it asks of judging and learning."""
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.reader import BodyReader, IncomingRequest, RawRequest, RequestReader
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.text_answers import TextAnswers
+from openclaw_rl.api.wire import Body, parse
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, TextSampler, VersionGone
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
@@ -255,6 +257,21 @@ class ServerState:
         if self.service.capture is None:
             raise ApiError(404, "This server does not capture turns (--no-capture).", code="capture_off")
         return self.service.capture.ledger
+
+
+@contextlib.contextmanager
+def refusals_of_operation(code: str, param: str | None = None) -> Iterator[None]:
+    """Turn an operation that cannot be done into a 409."""
+    try:
+        yield
+    except OperationFailed as error:
+        raise ApiError(409, str(error), code=code, param=param) from error
+
+
+async def body_of(request: Request, model: type[Body], *, may_be_empty: bool = False) -> Body:
+    """The fields in the body of a request that is not a chat. Raises ApiError."""
+    async with server_of(request).bodies.read(request) as content:
+        return parse(model, content or (b"{}" if may_be_empty else b""))
 
 
 def server_of(request: Request) -> ServerState:
