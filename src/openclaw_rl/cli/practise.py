@@ -16,7 +16,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
 from openclaw_rl.ledger.run_dir import server_url
 from openclaw_rl.ledger.schema import open_ledger, transaction
-from openclaw_rl.terminal import console, progress
+from openclaw_rl.terminal import console, progress, say
 from openclaw_rl.types import NoteState, Practice, PracticeState
 
 DOC = "practise notes until the policy keeps to them without being told, and wait until it serves"
@@ -134,7 +134,3 @@ def practices_table(practices: list[Practice]) -> Table:
 
 def named(practices: list[Practice]) -> str:
     return ", ".join(f"note {one.note}" for one in practices)
-
-
-def say(text: str) -> None:
-    console().print(Text(text), soft_wrap=True)

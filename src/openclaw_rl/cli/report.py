@@ -11,7 +11,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.lab.commands import write_text
 from openclaw_rl.learn.checkpoints import line_folder
 from openclaw_rl.ledger.run_dir import server_url
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import say
 
 if TYPE_CHECKING:
     from openclaw_rl.dashboard.run import RunSource
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     recorded = read_run(source, server, ready_state(server, operator_key(config)) if server else {})
     out = options.out or line_folder(folder, options.line) / NAME
     write_text(out, page(source, recorded, answers=not options.no_answers))
-    console().print(f"The report is in {out}", markup=False, soft_wrap=True)
+    say(f"The report is in {out}")
     if recorded.damage:
         raise UserError(f"The page lacks what the ledger recorded. {recorded.damage}")
     return 0
