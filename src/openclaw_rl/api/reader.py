@@ -36,7 +36,7 @@ class AnswerRules:
     - Tool calls have the format in which the model's template writes them.
     """
 
-    def __init__(self, calls: CallFormat | None, thinks: bool, constrains: bool, before_content: str = "") -> None:
+    def __init__(self, calls: CallFormat | None, thinks: bool, constrains: bool, before_content: str) -> None:
         """`calls`: None if they are not written as JSON. `thinks`: whether the model may begin with reasoning.
 
         `constrains`: whether the sampler can constrain. `before_content`: what the model writes before its answer.

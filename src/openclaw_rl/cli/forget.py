@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
 from openclaw_rl.cli.sessions import complete_id
-from openclaw_rl.cli.status import read
+from openclaw_rl.cli.status import read as read_status
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoint, Policies, line_folder, lines_on_disk
@@ -159,7 +159,7 @@ def say_where(config: Config, db: Connection, versions: Collection[int]) -> None
     from openclaw_rl.ledger.training import policy_line
 
     traces = traces_of(config, versions)
-    serving = serving_version(config)
+    serving = read_status(config).version
     if serving not in versions and not traces:
         if versions:
             say("Neither the policy that serves nor any on disk was trained on them.")
@@ -186,7 +186,7 @@ def retrain(config: Config, db: Connection) -> None:
 
     versions = versions_with_deleted_turns(db)
     traces = traces_of(config, versions)
-    if serving_version(config) not in versions and not traces:
+    if read_status(config).version not in versions and not traces:
         say("No policy was trained on deleted turns: there is nothing to train again.")
         return
     if server := server_url(config.run.folder):
@@ -209,8 +209,3 @@ def retrain(config: Config, db: Connection) -> None:
     when = "The server now serves" if server else "The next start serves"
     waiting = plural(trainable(db), "turn waits", "turns wait")
     say(f"{when} policy {version}, which was not. {waiting} to be trained on.")
-
-
-def serving_version(config: Config) -> int:
-    """The policy version that serves or, without a server, that the next start serves."""
-    return read(config).version

@@ -42,11 +42,11 @@ class ShowOptions:
 class BrowserEnvironment:
     """Tasks on web pages. Each episode has a browser context of its own: cookies, storage and a way out of its own."""
 
-    def __init__(self, source: TaskSource, chromium: Chromium, show: ShowOptions | None = None):
+    def __init__(self, source: TaskSource, chromium: Chromium, show: ShowOptions) -> None:
         self.about = chromium.about
         self._source = source
         self._chromium = chromium
-        self._show = show or ShowOptions()
+        self._show = show
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._source.tasks(split, seed)

@@ -59,11 +59,11 @@ class BrowserEpisode:
     def __init__(
         self,
         scene: Scene,
-        examples: Sequence[Message] = (),
+        examples: Sequence[Message],
         *,
-        offers_tool: bool = False,
-        images: bool = False,
-        record: ScreenshotFolder | None = None,
+        offers_tool: bool,
+        images: bool,
+        record: ScreenshotFolder | None,
     ) -> None:
         self.tools: Sequence[Tool] = [TOOL] if offers_tool else []
         self._scene = scene

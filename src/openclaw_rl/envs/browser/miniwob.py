@@ -39,7 +39,7 @@ class MiniWob:
     One task is a page and a seed; the two together belong to one split, by a digest.
     """
 
-    def __init__(self, pages: Any = "all", examples: Any = 2) -> None:
+    def __init__(self, pages: Any, examples: Any) -> None:
         self._folder = html_folder()
         known = sorted(path.stem for path in (self._folder / "miniwob").glob("*.html"))
         names = pages.split(",") if isinstance(pages, str) else list(pages)
