@@ -13,6 +13,7 @@ import uvicorn
 
 from openclaw_rl.api.service import OperationFailed, Operations
 from openclaw_rl.app.http_server import Server
+from openclaw_rl.dashboard.live import reads
 from openclaw_rl.dashboard.live.reads import KEEPALIVE, PULSE, ChangeFeed, PageThreads
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import sessions, training
@@ -308,9 +309,11 @@ def test_another_site_cannot_use_up_the_streams(page: LivePage) -> None:
         assert visitor.get("events", **{"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
-async def test_numbers_that_change_without_the_ledger_are_a_pulse(book: Book) -> None:
+async def test_numbers_that_change_without_the_ledger_are_a_pulse(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "PULSE_SECONDS", 0.01)
+    monkeypatch.setattr(reads, "MIN_INTERVAL", 0.0)
     numbers = iter(range(10**6))
-    feed = ChangeFeed(PageThreads(book.ledger), lambda: next(numbers), pulse_seconds=0.01, min_interval=0.0)
+    feed = ChangeFeed(PageThreads(book.ledger), lambda: next(numbers))
     stream = feed.events("me", book.ledger.read(cursor), pulse=True)
     events = [await anext(stream) for _ in range(3)]
     assert events == [KEEPALIVE, PULSE, PULSE]
