@@ -14,7 +14,7 @@ from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.capture.capture import Capture
 from openclaw_rl.api.capture.note_giver import NoteGiver
 from openclaw_rl.api.capture.turn import OpenTurn
-from openclaw_rl.api.completion import Completion, SamplingDefaults, TokenAnswers, TokenSettings
+from openclaw_rl.api.completion import Completion, TokenAnswers, TokenSettings
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.reader import BodyReader, IncomingRequest, RawRequest, RequestReader
 from openclaw_rl.api.server_metrics import ServerMetrics
@@ -37,31 +37,24 @@ class ChatService:
         self,
         sampler: Sampler,
         renderer: Renderer,
-        defaults: SamplingDefaults,
+        settings: TokenSettings,
         *,
-        tool_parser: str = "auto",
-        seed: int = 0,
         ledger: Ledger | None = None,
-        recorded_top: int = 0,
         notes: NotesOptions | None = None,
     ) -> None:
-        """`recorded_top`: how many of the likeliest tokens are recorded with each token of a main turn.
-
-        Without `notes`, no request gets notes.
-        """
+        """Without `notes`, no request gets notes."""
         self.sampler = sampler
         self.renderer = renderer
         self.metrics = ServerMetrics(sampler.stats)
         self._answers: TokenAnswers | TextAnswers
         if isinstance(renderer, ChatRenderer):
-            settings = TokenSettings(defaults, tool_parser, seed, recorded_top)
             self._answers = TokenAnswers(sampler, renderer, self.metrics, settings)
         else:
             assert isinstance(sampler, TextSampler)
             self._answers = TextAnswers(sampler, self.metrics)
         self.reader = RequestReader(renderer, sampler, self._answers.rules)
         self.uses_notes = ledger is not None and notes is not None and notes.notes
-        giver = NoteGiver(ledger, renderer, notes, seed) if ledger and notes and notes.notes else None
+        giver = NoteGiver(ledger, renderer, notes, settings.seed) if ledger and notes and notes.notes else None
         self.capture = Capture(ledger, renderer, self.metrics, giver) if ledger else None
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 import uvicorn
 
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.completion import SamplingDefaults
+from openclaw_rl.api.completion import SamplingDefaults, TokenSettings
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.config import Config
@@ -29,11 +29,13 @@ def make_service(config: Config, policy: JudgingModel, folder: Path, ledger: Led
     return ChatService(
         CustomSampler(policy.sampler, own_code) if own_code else policy.sampler,
         policy.renderer,
-        sampling_defaults(config, folder),
-        tool_parser=config.server.tool_parser,
-        seed=config.run.seed,
+        TokenSettings(
+            sampling_defaults(config, folder),
+            config.server.tool_parser,
+            config.run.seed,
+            config.learning_method.recorded_top,
+        ),
         ledger=ledger,
-        recorded_top=config.learning_method.recorded_top,
         notes=config.notes,
     )
 
