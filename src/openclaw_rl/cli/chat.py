@@ -19,7 +19,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.client import Client, ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             f"No server runs in {config.run.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir."
         )
-    with Client(server, user_key(config)) as client:
+    with Client(server, config.server.user_key) as client:
         Conversation(client).hold()
     return 0
 

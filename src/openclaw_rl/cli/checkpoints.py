@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, run_config
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import line_folder
@@ -86,7 +86,7 @@ def run_rollback(options: argparse.Namespace) -> int:
     config = run_config(options)
     checkpoints = config.checkpoints_of(options.line)
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             version = client.roll_back(options.version, line=options.line)
     else:
         with open_ledger(config.ledger_dir) as db:
@@ -104,7 +104,7 @@ def run_relearn(options: argparse.Namespace) -> int:
 
     config = run_config(options)
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             turns = client.relearn(options.line)
     else:
         with open_ledger(config.ledger_dir) as db, transaction(db):

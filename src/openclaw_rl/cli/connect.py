@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.client import GIVE_KEY, Client
 from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts, Setup
 from openclaw_rl.connect.files import Change, addition, removal
@@ -63,7 +63,7 @@ def find_server(options: argparse.Namespace) -> ServerFacts:
             f"No server runs in {config.run.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir or --url."
         )
-    key = user_key(config)
+    key = config.server.user_key
     with Client(url, key) as client:
         model = client.model()
         if "policy_version" not in client.ready():

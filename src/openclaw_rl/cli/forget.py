@@ -9,7 +9,7 @@ from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, run_config
 from openclaw_rl.cli.sessions import complete_id
 from openclaw_rl.cli.status import read as read_status
 from openclaw_rl.client import Client
@@ -122,7 +122,7 @@ def drop_line(config: Config, db: Connection, line: str) -> None:
     from openclaw_rl.learn.rollback import drop_line_offline
 
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             client.drop_line(line)
     if line_folder(config.run.folder, line).exists():
         # There is no server, or one that does not learn in lines.
@@ -190,7 +190,7 @@ def retrain(config: Config, db: Connection) -> None:
         say("No policy was trained on deleted turns: there is nothing to train again.")
         return
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             version = client.roll_back(None, retrain=True)
     else:
         made = {}

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.checkpoints import newest_of_line
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, KeepExamples, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, KeepExamples, add_command, run_config
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
@@ -123,7 +123,7 @@ def write_average(options: argparse.Namespace, config: Config) -> int:
     what = f"The average of {len(saved)} lines ({', '.join(saved)}) is in {options.out}."
     say(f"{what} What is forgotten later stays there.")
     if server is not None:
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             version = client.merge(options.out)
         told = f"The shared line serves it now, as policy {version}. To go back: openclaw-rl rollback"
     else:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, run_config
 from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
 from openclaw_rl.lab.commands import write_text
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     if not may_be_run(source):
         raise UserError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
     server = server_url(folder)
-    recorded = read_run(source, server, ready_state(server, operator_key(config)) if server else {})
+    recorded = read_run(source, server, ready_state(server, config.server.operator_key) if server else {})
     out = options.out or line_folder(folder, options.line) / NAME
     write_text(out, page(source, recorded, answers=not options.no_answers))
     say(f"The report is in {out}")

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from openclaw_rl.app.config import Config, shown
-from openclaw_rl.cli.parser import add_command, check_server_options, load_options, positive, user_key
+from openclaw_rl.cli.parser import add_command, check_server_options, load_options, positive
 from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read, shown_default
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
@@ -145,7 +145,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
                 f"{useless[0]} is for a server that this command starts, but {url_without_account(url)} is used: stop "
                 "that server, or add --own-server."
             )
-        return Target(url, user_key(config), facts={"url": url_without_account(url)})
+        return Target(url, config.server.user_key, facts={"url": url_without_account(url)})
     method = config.method.method if "method" in config.given() else METHOD
     machine = machine_of(config)
     run_dir = config.run.folder if "run_dir" in config.given() else DEFAULT_RUN_DIR

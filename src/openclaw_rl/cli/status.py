@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, run_config
 from openclaw_rl.client import ready_state
 from openclaw_rl.config.general import describe_preset
 from openclaw_rl.errors import UserError
@@ -57,7 +57,7 @@ def read(config: Config) -> "Status":
 
     run_dir = config.run.folder
     server = server_url(run_dir)
-    ready = ready_state(server, operator_key(config)) if server else {}
+    ready = ready_state(server, config.server.operator_key) if server else {}
     guard = GuardState.read(run_dir / FILE).as_json()
     saved = max((checkpoint.version for checkpoint in config.checkpoints.states()), default=BASE_VERSION)
     try:
