@@ -223,6 +223,15 @@ def test_what_cannot_be_compared_is_a_sentence(two_policies: LivePage) -> None:
         assert visitor.do("compare", one=5, other=0, text="Who?").status_code == 429
 
 
+def test_a_vote_on_an_answer_that_is_damaged_is_a_sentence(two_policies: LivePage) -> None:
+    with two_policies.visitor() as visitor:
+        sent = lines(visitor.do("compare", one=5, other=0, text="Who are you?"))
+        two_policies.ledger.submit(lambda db: db.execute("UPDATE turns SET state = 'nonsense'")).result(10)
+        answer = visitor.do("vote", comparison=sent[-1]["vote"], better="left")
+        assert answer.status_code == 410
+        assert "is damaged" in answer.json()["message"]
+
+
 # Events
 
 
