@@ -318,7 +318,8 @@ class TokenAnswers:
         constrains = sampler.capabilities.constrains
         before_content = renderer.reasoning.before_content
         self.rules = AnswerRules(call_format(renderer, parser), thinks, constrains, before_content)
-        self._seeds = (request_seed(settings.seed, number) for number in count())
+        # Servers with different seeds share none of these.
+        self._seeds = count(settings.seed << 32)
 
     def start(
         self,
@@ -374,8 +375,3 @@ class TokenAnswers:
             reasoning=self.renderer.reasoning,
             one_call=request.parallel_tool_calls is False,
         )
-
-
-def request_seed(seed: int, number: int) -> int:
-    """The seed of the server's n-th request. Servers with different seeds share none of them."""
-    return (seed << 32) + number
