@@ -118,6 +118,16 @@ class Completion(ABC):
         """Whether the turn is recorded once it is answered."""
         return self._turn is not None
 
+    def head(self, kind: str, model: str) -> dict[str, Any]:
+        """How OpenAI's older wires begin an answer, and each of its chunks."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": model,
+            "system_fingerprint": f"policy-{self.version}",
+        }
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's numbers of tokens; whole when the answer is."""
         prompt, completion, cached = self._tokens()

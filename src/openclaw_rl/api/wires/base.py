@@ -60,17 +60,6 @@ def named_event(name: str, body: Mapping[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\n" + data_event(body)
 
 
-def answer_head(completion: Completion, kind: str, model: str) -> dict[str, Any]:
-    """How an answer begins on OpenAI's older wires, and each of its chunks."""
-    return {
-        "id": completion.id,
-        "object": kind,
-        "created": completion.created,
-        "model": model,
-        "system_fingerprint": f"policy-{completion.version}",
-    }
-
-
 def same_fields(request: CaptureFields) -> dict[str, Any]:
     """The fields of a request that a chat request has too, under the same name and with the same meaning."""
     return {name: getattr(request, name) for name in SAME_FIELDS if name in type(request).model_fields}

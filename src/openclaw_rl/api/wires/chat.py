@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from openclaw_rl.api.completion import ChoiceUpdate, Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, parse
-from openclaw_rl.api.wires.base import DONE, EVENTS, answer_head, data_event
+from openclaw_rl.api.wires.base import DONE, EVENTS, data_event
 from openclaw_rl.rendering.response import Delta, ReasoningText, tool_call
 from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.rendering.tool_calls import ParsedToolCall
@@ -40,11 +40,11 @@ class ChatWire:
         for index, choice in enumerate(completion.choices):
             entry = {"index": index, "message": choice.message.body(), "finish_reason": choice.finish_reason}
             choices.append({**entry, "logprobs": self._logprobs(choice.tokens)})
-        head = answer_head(completion, "chat.completion", self.model)
+        head = completion.head("chat.completion", self.model)
         return to_json({**head, "choices": choices, "usage": completion.usage()})
 
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
-        head = answer_head(completion, "chat.completion.chunk", self.model)
+        head = completion.head("chat.completion.chunk", self.model)
         if self.request.wants_usage:
             head["usage"] = None
         calls = [0] * len(completion.choices)

@@ -21,7 +21,7 @@ from openclaw_rl.api.wire import (
     TextRequest,
     parse,
 )
-from openclaw_rl.api.wires.base import DONE, EVENTS, answer_head, data_event, refuse_fields, same_fields
+from openclaw_rl.api.wires.base import DONE, EVENTS, data_event, refuse_fields, same_fields
 from openclaw_rl.rendering.tokenizer import token_bytes
 from openclaw_rl.types import SampledToken
 
@@ -133,11 +133,11 @@ class CompletionsWire:
             )
             for index, choice in enumerate(completion.choices)
         ]
-        head = answer_head(completion, "text_completion", self.model)
+        head = completion.head("text_completion", self.model)
         return to_json({**head, "choices": choices, "usage": completion.usage()})
 
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
-        head = answer_head(completion, "text_completion", self.model)
+        head = completion.head("text_completion", self.model)
         usage = self.request.stream_options is not None and self.request.stream_options.include_usage
         offsets = [0] * len(completion.choices)
         try:
