@@ -74,7 +74,7 @@ class Unwatched:
 
 def serve(port: int) -> None:
     from openclaw_rl.api.app import create_app
-    from openclaw_rl.api.completion import SamplingDefaults
+    from openclaw_rl.api.completion import TokenSettings
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.ledger.store import Ledger
     from openclaw_rl.rendering.chat import ChatRenderer
@@ -82,7 +82,7 @@ def serve(port: int) -> None:
     renderer = ChatRenderer(model_folder())
     sampler = InstantSampler([*renderer.tokenizer.backend.encode(ANSWER).ids, *renderer.tokenizer.eos_ids])
     with tempfile.TemporaryDirectory() as folder:
-        service = ChatService(sampler, renderer, SamplingDefaults(), ledger=Ledger(Path(folder)))
+        service = ChatService(sampler, renderer, TokenSettings(), ledger=Ledger(Path(folder)))
         uvicorn.run(create_app(service, "bench"), port=port, log_level="critical", access_log=False, lifespan="off")
 
 

@@ -64,7 +64,7 @@ def serve_ours(port: int, context: int, mb: float) -> None:
     import gc
 
     from openclaw_rl.api.app import create_app
-    from openclaw_rl.api.completion import SamplingDefaults
+    from openclaw_rl.api.completion import TokenSettings
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.ledger.store import Ledger
 
@@ -72,7 +72,7 @@ def serve_ours(port: int, context: int, mb: float) -> None:
     sampler = InstantSampler([*chats.tokenizer.backend.encode(ANSWER).ids, *chats.tokenizer.eos_ids])
     sampler.limits = EngineLimits(context, max_sequences=64, max_choices=64)
     with tempfile.TemporaryDirectory() as folder:
-        service = ChatService(sampler, chats, SamplingDefaults(), ledger=Ledger(Path(folder)))
+        service = ChatService(sampler, chats, TokenSettings(), ledger=Ledger(Path(folder)))
         app = create_app(service, "bench", max_body_bytes=int(mb * 1e6))
         gc.freeze()
         uvicorn.run(app, port=port, log_level="critical", access_log=False, lifespan="off")

@@ -102,15 +102,13 @@ def serve(app: FastAPI, port: int) -> None:
 
 def serve_ours(port: int, ledger: Ledger | None = None, notes: NotesOptions | None = None) -> None:
     from openclaw_rl.api.app import create_app
-    from openclaw_rl.api.completion import SamplingDefaults
+    from openclaw_rl.api.completion import TokenSettings
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.rendering.chat import ChatRenderer
 
     renderer = ChatRenderer(model_folder())
     ids = [*renderer.tokenizer.backend.encode(ANSWER).ids, *renderer.tokenizer.eos_ids]
-    app = create_app(
-        ChatService(InstantSampler(ids), renderer, SamplingDefaults(), ledger=ledger, notes=notes), "bench"
-    )
+    app = create_app(ChatService(InstantSampler(ids), renderer, TokenSettings(), ledger=ledger, notes=notes), "bench")
     serve(app, port)
 
 
@@ -134,13 +132,13 @@ def serve_noting(folder: Path, notes: int, examples: int, port: int) -> None:
 def serve_front(folder: Path, api: int, port: int) -> None:
     """A server that records, in front of the API at a port."""
     from openclaw_rl.api.app import create_app
-    from openclaw_rl.api.completion import SamplingDefaults
+    from openclaw_rl.api.completion import TokenSettings
     from openclaw_rl.api.service import ChatService
     from openclaw_rl.engines.upstream.sampler import UpstreamSampler, UpstreamSettings
     from openclaw_rl.rendering.chat import MessageRenderer
 
     settings = UpstreamSettings([f"http://127.0.0.1:{api}/v1"], "bench", "", 60, None, CLIENTS, CLIENTS)
-    service = ChatService(UpstreamSampler(settings), MessageRenderer(), SamplingDefaults(), ledger=Ledger(folder))
+    service = ChatService(UpstreamSampler(settings), MessageRenderer(), TokenSettings(), ledger=Ledger(folder))
     serve(create_app(service, "bench"), port)
 
 

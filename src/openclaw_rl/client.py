@@ -368,9 +368,9 @@ class Client:
             raise error.reworded(error.message if error.status else gone) from None
 
 
-def ready_state(url: str, key: str = "", seconds: float = PROBE_SECONDS) -> dict[str, Any]:
+def ready_state(url: str, key: str = "") -> dict[str, Any]:
     """What the server at an address says about itself; see `probe`."""
-    return asyncio.run(probe(url, key, seconds))
+    return asyncio.run(probe(url, key))
 
 
 async def probe(url: str, key: str = "", seconds: float = PROBE_SECONDS) -> dict[str, Any]:

@@ -52,6 +52,11 @@ def console(*, stderr: bool = False) -> SafeConsole:
     return SafeConsole(stderr=stderr, width=None if known else WIDTH)
 
 
+def say(text: str, style: str = "") -> None:
+    """Print a text as it is: nothing in it is markup, and it is not wrapped, so a path in it can be copied."""
+    console().print(Text(text, style=style), soft_wrap=True)
+
+
 def on_terminal(*, stderr: bool = False) -> bool:
     return (sys.stderr if stderr else sys.stdout).isatty()
 

@@ -14,6 +14,7 @@ from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel, Field
 
 from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import TokenSettings
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.types import Thinking
 from support.fakes import ScriptedSampler
@@ -169,7 +170,7 @@ def test_reasoning_may_come_first_where_the_template_has_it(
 ) -> None:
     scripted = Bench(tiny_model)
     sampler = ConstrainingSampler(scripted.script)
-    scripted.app = create_app(ChatService(sampler, scripted.renderer, DEFAULTS), MODEL)
+    scripted.app = create_app(ChatService(sampler, scripted.renderer, TokenSettings(DEFAULTS)), MODEL)
     with running(scripted):
         body = {"messages": HELLO, "response_format": SCHEMA, "chat_template_kwargs": options}
         assert scripted.post(body).status_code == 200

@@ -13,6 +13,7 @@ import uvicorn
 
 from openclaw_rl.api.service import OperationFailed, Operations
 from openclaw_rl.app.http_server import Server
+from openclaw_rl.dashboard.live import reads
 from openclaw_rl.dashboard.live.reads import KEEPALIVE, PULSE, ChangeFeed, PageThreads
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import sessions, training
@@ -222,6 +223,15 @@ def test_what_cannot_be_compared_is_a_sentence(two_policies: LivePage) -> None:
         assert visitor.do("compare", one=5, other=0, text="Who?").status_code == 429
 
 
+def test_a_vote_on_an_answer_that_is_damaged_is_a_sentence(two_policies: LivePage) -> None:
+    with two_policies.visitor() as visitor:
+        sent = lines(visitor.do("compare", one=5, other=0, text="Who are you?"))
+        two_policies.ledger.submit(lambda db: db.execute("UPDATE turns SET state = 'nonsense'")).result(10)
+        answer = visitor.do("vote", comparison=sent[-1]["vote"], better="left")
+        assert answer.status_code == 410
+        assert "is damaged" in answer.json()["message"]
+
+
 # Events
 
 
@@ -308,9 +318,11 @@ def test_another_site_cannot_use_up_the_streams(page: LivePage) -> None:
         assert visitor.get("events", **{"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
-async def test_numbers_that_change_without_the_ledger_are_a_pulse(book: Book) -> None:
+async def test_numbers_that_change_without_the_ledger_are_a_pulse(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "PULSE_SECONDS", 0.01)
+    monkeypatch.setattr(reads, "MIN_INTERVAL", 0.0)
     numbers = iter(range(10**6))
-    feed = ChangeFeed(PageThreads(book.ledger), lambda: next(numbers), pulse_seconds=0.01, min_interval=0.0)
+    feed = ChangeFeed(PageThreads(book.ledger), lambda: next(numbers))
     stream = feed.events("me", book.ledger.read(cursor), pulse=True)
     events = [await anext(stream) for _ in range(3)]
     assert events == [KEEPALIVE, PULSE, PULSE]

@@ -279,13 +279,15 @@ async def test_who_gets_no_answer_does_not_wait_for_ever_and_hears_why(cloud: Cl
     await sampler.connection.close()
 
 
-async def test_a_server_that_is_gone_is_noticed_long_before_the_sdk_gives_up() -> None:
+async def test_a_server_that_is_gone_is_noticed_long_before_the_sdk_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    heartbeat = module.Heartbeat(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", beat_seconds=0.05)
+    heartbeat = module.Heartbeat(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     heartbeat.start()
     assert await heartbeat.during(asyncio.sleep(0.3, "done")) == "done"
     server.close()

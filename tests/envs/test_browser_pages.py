@@ -16,7 +16,8 @@ from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.chromium import FLAGS, Chromium
 from openclaw_rl.envs.browser.environment import make_browser
-from openclaw_rl.envs.browser.page import BrowserGone, PageFailed, WebPage
+from openclaw_rl.envs.browser.errors import BrowserGone, PageFailed
+from openclaw_rl.envs.browser.tab import ChromiumPage
 from support.browsing import browsers, datagrams, drivers, kill, listener, needs_browser, processes, shown
 from support.policies import attempt, says
 
@@ -32,7 +33,7 @@ async def chromium() -> AsyncIterator[Chromium]:
     assert not browsers()
 
 
-async def act(page: WebPage, kind: str, number: int | None = None, text: str = "") -> str:
+async def act(page: ChromiumPage, kind: str, number: int | None = None, text: str = "") -> str:
     """Do an action; what the page shows then."""
     view = await page.look()
     await page.perform(BrowserAction(kind, number, text), None if number is None else view.element(number))
@@ -263,7 +264,7 @@ async def test_chromium_knows_every_flag_that_it_is_given(chromium: Chromium) ->
 # A browser that dies
 
 
-async def act_three_times(page: WebPage) -> None:
+async def act_three_times(page: ChromiumPage) -> None:
     for _ in range(3):
         await act(page, "click", 1)
 

@@ -16,8 +16,8 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Task
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.environment import Addresses, ShowOptions, make_browser, make_tasks, read_lines
+from openclaw_rl.envs.browser.errors import BrowserGone
 from openclaw_rl.envs.browser.gate import SiteRequest
-from openclaw_rl.envs.browser.page import BrowserGone
 from openclaw_rl.envs.browser.scenes import site_reply
 from openclaw_rl.envs.browser.site_pages import SitePage, link, textbox
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS, MAX_EXAMPLES, SiteTasks

@@ -289,8 +289,9 @@ async def test_a_wrong_key_ends_the_rollout_with_a_sentence(
     assert raised.group_contains(UserError, match="Wrong key. Give --api-key")
 
 
-async def test_a_server_that_is_gone_ends_the_rollout(env: Guess) -> None:
-    async with PolicyServer("http://127.0.0.1:9", retries=QUICK, max_away=0.05) as nobody:
+async def test_a_server_that_is_gone_ends_the_rollout(env: Guess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "MAX_AWAY_SECONDS", 0.05)
+    async with PolicyServer("http://127.0.0.1:9", retries=QUICK) as nobody:
         with pytest.raises(ExceptionGroup) as raised:
             await run(env, nobody)
     assert raised.group_contains(

@@ -194,10 +194,10 @@ async def test_an_answer_that_is_no_json(server: JudgeServer, asker: EndpointAsk
 
 @pytest.mark.parametrize("status", [200, 400])
 async def test_of_an_endless_answer_only_the_beginning_is_read(server: JudgeServer, status: int) -> None:
-    asker = EndpointAsker(server.url, "judge-1", max_body_bytes=1 << 20)
+    asker = EndpointAsker(server.url, "judge-1")
     whole = 64 << 20
-    server.answer = lambda _: Reply(status, b" " * (2 << 20), {"Content-Length": str(whole)})
-    expected = "the judge's answer is larger than 1 MiB" if status == 200 else "the judge answers 400: "
+    server.answer = lambda _: Reply(status, b" " * (8 << 20), {"Content-Length": str(whole)})
+    expected = "the judge's answer is larger than 4 MiB" if status == 200 else "the judge answers 400: "
     assert (await failed(asker)).startswith(expected)
     await asker.close()
 

@@ -25,7 +25,7 @@ from openclaw_rl.judge.judges.base import (
     Said,
     UserWords,
 )
-from openclaw_rl.judge.judges.custom import MAX_HANGING_CALLS, THREAD_NAME, CustomJudge
+from openclaw_rl.judge.judges.custom import HANGING_PAUSE, MAX_HANGING_CALLS, THREAD_NAME, CustomJudge
 from openclaw_rl.types import HeardWishes, Question
 
 CASE = Case(1, "How far?", "Ten miles.", [{"role": "user", "content": "In km!"}], ())
@@ -396,7 +396,7 @@ async def test_a_judge_of_which_many_calls_hang_gets_no_further_thread_until_the
     for _ in range(3):
         with pytest.raises(JudgeDown, match=f"{MAX_HANGING_CALLS} calls of my_judge.py .* hang") as caught:
             await judge.judge(CASE, SCORE)
-        assert caught.value.retry_after == judge.hanging_pause
+        assert caught.value.retry_after == HANGING_PAUSE
         assert judge.down == str(caught.value)
     assert at_work() == MAX_HANGING_CALLS
     mend()
@@ -404,7 +404,7 @@ async def test_a_judge_of_which_many_calls_hang_gets_no_further_thread_until_the
         while at_work():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)  # the loop hears of the last one
-    now += judge.hanging_pause
+    now += HANGING_PAUSE
     judge.timeout = 5.0
     assert (await judge.judge(CASE, SCORE)).score == 1
     assert judge.down is None

@@ -10,6 +10,7 @@ import pytest
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.judge.askers import AskParams
+from openclaw_rl.judge.judges import custom
 from openclaw_rl.judge.judges.base import FAILURES, Breaker, Case, JudgeDown, Opinion
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.judge.judges.llm import LlmJudge
@@ -210,13 +211,14 @@ async def score(*parts):
 
 @pytest.mark.parametrize("source", [HANGING_IN_A_THREAD, HANGING_AS_A_COROUTINE])
 async def test_a_custom_judge_that_hangs_is_down_until_it_answers_again(
-    book: Book, tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture
+    book: Book, tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`/readyz` shows what `Loops.judge` returns."""
+    monkeypatch.setattr(custom, "HANGING_PAUSE", 0.05)
     file = tmp_path / "my_judge.py"
     file.write_text(source)
     turns = ready(book, 4)
-    judge = CustomJudge(str(file), {}, timeout=0.05, hanging_pause=0.05)
+    judge = CustomJudge(str(file), {}, timeout=0.05)
     judge.breaker = impatient()
     async with judging(book, judge) as at_work:
         server = BackgroundLoops(at_work.loop, None, 5.0)

@@ -15,8 +15,8 @@ import pytest
 from openclaw_rl.envs.base import Outcome
 from openclaw_rl.envs.browser.chromium import NAMES, Chromium
 from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
-from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, Scene
+from openclaw_rl.envs.browser.tab import ChromiumPage
 from support.process_stats import PAGE_BYTES
 
 HAS_CHROMIUM = bool(os.environ.get("CHROMIUM") or any(map(shutil.which, NAMES)))
@@ -30,18 +30,18 @@ needs_browser = pytest.mark.skipif(
 class WrittenPages(Scene):
     """Pages without a task."""
 
-    async def goal(self, page: WebPage) -> str:
+    async def goal(self, page: ChromiumPage) -> str:
         return ""
 
-    async def over(self, page: WebPage) -> bool:
+    async def over(self, page: ChromiumPage) -> bool:
         return False
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: ChromiumPage) -> Outcome:
         return Outcome(0.0, solved=False)
 
 
 @contextlib.asynccontextmanager
-async def shown(chromium: Chromium, pages: str | dict[str, str]) -> AsyncIterator[WebPage]:
+async def shown(chromium: Chromium, pages: str | dict[str, str]) -> AsyncIterator[ChromiumPage]:
     """A tab with pages that are given as HTML by their path; one page answers for all paths."""
 
     def answer(request: SiteRequest) -> SiteReply:

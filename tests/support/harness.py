@@ -14,7 +14,7 @@ import openai
 import uvicorn
 
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.completion import SamplingDefaults
+from openclaw_rl.api.completion import SamplingDefaults, TokenSettings
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
@@ -40,7 +40,7 @@ class Bench:
         self.renderer = ChatRenderer(folder)
         self.says = "hello world"
         self.sampler = ScriptedSampler(self.script)
-        self.service = ChatService(self.sampler, self.renderer, defaults, ledger=ledger, notes=notes)
+        self.service = ChatService(self.sampler, self.renderer, TokenSettings(defaults), ledger=ledger, notes=notes)
         self.app = create_app(self.service, MODEL, aliases=["owner/tiny"], **app)
         self.url = ""
 

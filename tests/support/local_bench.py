@@ -12,7 +12,7 @@ import openai
 import uvicorn
 
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.completion import SamplingDefaults
+from openclaw_rl.api.completion import TokenSettings
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
@@ -45,7 +45,7 @@ class LocalBench:
 
     async def _serve(self) -> None:
         await self.sampler.start()
-        service = ChatService(self.sampler, self.renderer, SamplingDefaults(), ledger=self.ledger)
+        service = ChatService(self.sampler, self.renderer, TokenSettings(), ledger=self.ledger)
         app = create_app(service, MODEL)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
         serving = asyncio.create_task(server.serve())

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.completion import SamplingDefaults
+from openclaw_rl.api.completion import TokenSettings
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.engines.upstream.sampler import UpstreamSampler, UpstreamSettings
 from openclaw_rl.ledger import turns
@@ -24,7 +24,7 @@ class Front(Bench):
         self.sampler = UpstreamSampler(UpstreamSettings(urls, model, key, 30, None, 4, 60))
         renderer = MessageRenderer()
         self.service = ChatService(
-            self.sampler, renderer, SamplingDefaults(), ledger=self.ledger, notes=NotesOptions(note_probes=0)
+            self.sampler, renderer, TokenSettings(), ledger=self.ledger, notes=NotesOptions(note_probes=0)
         )
         self.app = create_app(self.service, "tiny")
         self.url = ""

@@ -7,10 +7,11 @@ from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.environment import BrowserEnvironment, ShowOptions
 from openclaw_rl.envs.browser.episode import BrowserEpisode
-from openclaw_rl.envs.browser.page import PageFailed, WebPage
+from openclaw_rl.envs.browser.errors import PageFailed
 from openclaw_rl.envs.browser.scenes import SiteScene
 from openclaw_rl.envs.browser.site_pages import ModelPage, SitePage
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, SiteTasks
+from openclaw_rl.envs.browser.tab import ChromiumPage
 from openclaw_rl.envs.browser.view import PageElement, PageView
 from support.policies import Policy, says
 
@@ -51,7 +52,7 @@ class ModelTab(ModelPage):
 class ModelScene(SiteScene):
     """A built-in site, shown without a browser."""
 
-    async def open(self) -> WebPage:
+    async def open(self) -> ChromiumPage:
         return ModelTab(self._site)
 
 

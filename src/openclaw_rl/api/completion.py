@@ -118,6 +118,16 @@ class Completion(ABC):
         """Whether the turn is recorded once it is answered."""
         return self._turn is not None
 
+    def head(self, kind: str, model: str) -> dict[str, Any]:
+        """How OpenAI's older wires begin an answer, and each of its chunks."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": model,
+            "system_fingerprint": f"policy-{self.version}",
+        }
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's numbers of tokens; whole when the answer is."""
         prompt, completion, cached = self._tokens()
@@ -318,7 +328,8 @@ class TokenAnswers:
         constrains = sampler.capabilities.constrains
         before_content = renderer.reasoning.before_content
         self.rules = AnswerRules(call_format(renderer, parser), thinks, constrains, before_content)
-        self._seeds = (request_seed(settings.seed, number) for number in count())
+        # Servers with different seeds share none of these.
+        self._seeds = count(settings.seed << 32)
 
     def start(
         self,
@@ -374,8 +385,3 @@ class TokenAnswers:
             reasoning=self.renderer.reasoning,
             one_call=request.parallel_tool_calls is False,
         )
-
-
-def request_seed(seed: int, number: int) -> int:
-    """The seed of the server's n-th request. Servers with different seeds share none of them."""
-    return (seed << 32) + number

@@ -153,6 +153,16 @@ class ServerOptions(Section):
         return ApiKey.parse_all(self.api_key)
 
     @property
+    def user_key(self) -> str:
+        """The key with which our own commands chat, if one is given."""
+        return next((key.secret for key in (*self.user_keys, *self.api_keys)), "")
+
+    @property
+    def operator_key(self) -> str:
+        """The key with which they operate the server, if one is given."""
+        return next((key.secret for key in self.api_keys), "")
+
+    @property
     def host(self) -> str:
         """The address to listen on: beyond this machine only with a key."""
         return self.proxy_host or (ALL_ADDRESSES if self.api_keys else LOOPBACK)

@@ -1,12 +1,12 @@
 """Reads requests: how large bodies may be, a chat request's prompt, and what it demands of its answer."""
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -36,7 +36,7 @@ class AnswerRules:
     - Tool calls have the format in which the model's template writes them.
     """
 
-    def __init__(self, calls: CallFormat | None, thinks: bool, constrains: bool, before_content: str = "") -> None:
+    def __init__(self, calls: CallFormat | None, thinks: bool, constrains: bool, before_content: str) -> None:
         """`calls`: None if they are not written as JSON. `thinks`: whether the model may begin with reasoning.
 
         `constrains`: whether the sampler can constrain. `before_content`: what the model writes before its answer.
@@ -189,15 +189,30 @@ class BodyReader:
         self.max_large_bodies = MAX_LARGE_BODIES
         self._held = 0
 
-    def read(self, request: Request, max_bytes: int = MAX_SMALL_BODY_BYTES) -> "BodyOf":
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request, max_bytes: int = MAX_SMALL_BODY_BYTES) -> AsyncIterator[bytes]:
         """The request's body, which counts as held until the block ends. Raises 413, and 429 if too much is held."""
-        return BodyOf(self, request, min(max_bytes, self.max_bytes))
+        most = min(max_bytes, self.max_bytes)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            more = True
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError(400, "The client disconnected before it had sent the whole request.")
+                parts.append(message.get("body", b""))
+                more = message.get("more_body", False)
+                size += len(parts[-1])
+                self._held += len(parts[-1])
+                self._check(size, most)
+            body = b"".join(parts)
+            parts.clear()
+            yield body
+        finally:
+            self._held -= size
 
-    def hold(self, size: int) -> None:
-        """Count bytes as held; as no longer held if `size` is negative."""
-        self._held += size
-
-    def check(self, size: int, max_bytes: int) -> None:
+    def _check(self, size: int, max_bytes: int) -> None:
         """Raise ApiError if a body of which so much has arrived is too large, or if too much is held."""
         if size > max_bytes:
             hint = " (--max-request-mb)" if max_bytes == self.max_bytes else ""
@@ -205,38 +220,6 @@ class BodyReader:
         if self._held > self.max_large_bodies * self.max_bytes:
             message = "The server is reading too many large requests at the moment; try again later."
             raise ApiError(429, message, code="too_many_large_requests", headers={"Retry-After": "1"})
-
-
-class BodyOf:
-    """The body of one request, as a block during which it is held."""
-
-    def __init__(self, reader: BodyReader, request: Request, max_bytes: int) -> None:
-        self._reader = reader
-        self._request = request
-        self._max_bytes = max_bytes
-        self._size = 0
-
-    async def __aenter__(self) -> bytes:
-        parts: list[bytes] = []
-        try:
-            more = True
-            while more:
-                message = await self._request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ApiError(400, "The client disconnected before it had sent the whole request.")
-                part = message.get("body", b"")
-                more = message.get("more_body", False)
-                self._size += len(part)
-                self._reader.hold(len(part))
-                self._reader.check(self._size, self._max_bytes)
-                parts.append(part)
-        except BaseException:
-            self._reader.hold(-self._size)
-            raise
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._reader.hold(-self._size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,14 +282,15 @@ class RequestReader:
 
         `in_thread`: also a small request is read in a thread, because `then` takes a while.
         """
-        work = partial(self._read_then, raw, time.perf_counter(), then)
+        arrived = time.perf_counter()
+
+        def work() -> T:
+            return then(self._read(raw, arrived))
+
         if len(raw.body) <= MAX_INLINE_BYTES and not in_thread:
             return work()
         threads = self._threads if len(raw.body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
         return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-    def _read_then(self, raw: RawRequest, arrived: float, then: Callable[[IncomingRequest], T]) -> T:
-        return then(self._read(raw, arrived))
 
     def _read(self, raw: RawRequest, arrived: float) -> IncomingRequest:
         body, headers = raw.body, raw.headers

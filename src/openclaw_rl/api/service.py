@@ -1,7 +1,8 @@
 """What every route needs of its server: running completions, and what it asks of judging and learning."""
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.capture.capture import Capture
 from openclaw_rl.api.capture.note_giver import NoteGiver
 from openclaw_rl.api.capture.turn import OpenTurn
-from openclaw_rl.api.completion import Completion, SamplingDefaults, TokenAnswers, TokenSettings
+from openclaw_rl.api.completion import Completion, TokenAnswers, TokenSettings
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.reader import BodyReader, IncomingRequest, RawRequest, RequestReader
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.text_answers import TextAnswers
+from openclaw_rl.api.wire import Body, parse
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, TextSampler, VersionGone
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.ledger.store import Ledger
@@ -35,31 +37,24 @@ class ChatService:
         self,
         sampler: Sampler,
         renderer: Renderer,
-        defaults: SamplingDefaults,
+        settings: TokenSettings,
         *,
-        tool_parser: str = "auto",
-        seed: int = 0,
         ledger: Ledger | None = None,
-        recorded_top: int = 0,
         notes: NotesOptions | None = None,
     ) -> None:
-        """`recorded_top`: how many of the likeliest tokens are recorded with each token of a main turn.
-
-        Without `notes`, no request gets notes.
-        """
+        """Without `notes`, no request gets notes."""
         self.sampler = sampler
         self.renderer = renderer
         self.metrics = ServerMetrics(sampler.stats)
         self._answers: TokenAnswers | TextAnswers
         if isinstance(renderer, ChatRenderer):
-            settings = TokenSettings(defaults, tool_parser, seed, recorded_top)
             self._answers = TokenAnswers(sampler, renderer, self.metrics, settings)
         else:
             assert isinstance(sampler, TextSampler)
             self._answers = TextAnswers(sampler, self.metrics)
         self.reader = RequestReader(renderer, sampler, self._answers.rules)
         self.uses_notes = ledger is not None and notes is not None and notes.notes
-        giver = NoteGiver(ledger, renderer, notes, seed) if ledger and notes and notes.notes else None
+        giver = NoteGiver(ledger, renderer, notes, settings.seed) if ledger and notes and notes.notes else None
         self.capture = Capture(ledger, renderer, self.metrics, giver) if ledger else None
 
     @property
@@ -255,6 +250,21 @@ class ServerState:
         if self.service.capture is None:
             raise ApiError(404, "This server does not capture turns (--no-capture).", code="capture_off")
         return self.service.capture.ledger
+
+
+@contextlib.contextmanager
+def refusals_of_operation(code: str, param: str | None = None) -> Iterator[None]:
+    """Turn an operation that cannot be done into a 409."""
+    try:
+        yield
+    except OperationFailed as error:
+        raise ApiError(409, str(error), code=code, param=param) from error
+
+
+async def body_of(request: Request, model: type[Body], *, may_be_empty: bool = False) -> Body:
+    """The fields in the body of a request that is not a chat. Raises ApiError."""
+    async with server_of(request).bodies.read(request) as content:
+        return parse(model, content or (b"{}" if may_be_empty else b""))
 
 
 def server_of(request: Request) -> ServerState:

@@ -309,11 +309,6 @@ def parse(model: type[Body], body: bytes) -> Body:
         raise malformed(error) from None
 
 
-def parse_request(body: bytes) -> ChatRequest:
-    """Read a chat request. Raises ApiError."""
-    return parse(ChatRequest, body)
-
-
 def check_supported(request: ChatRequest, messages: Sequence[Mapping[str, Any]], *, passed_on: bool) -> None:
     """Raise 400 for what is not supported. If the request is `passed_on` to another API, that API says the rest."""
     for name in filter(request.model_fields_set.__contains__, UNSUPPORTED):

@@ -6,9 +6,8 @@ from pathlib import Path
 import uvicorn
 
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.completion import SamplingDefaults
+from openclaw_rl.api.completion import SamplingDefaults, TokenSettings
 from openclaw_rl.api.service import ChatService
-from openclaw_rl.app.assembly import answering_sampler
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.connections import connection_limits, connection_type
@@ -16,6 +15,7 @@ from openclaw_rl.app.http_server import Server
 from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
 from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.judge.build import JudgingModel
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
@@ -25,14 +25,17 @@ GRACE_SECONDS = 2
 
 
 def make_service(config: Config, policy: JudgingModel, folder: Path, ledger: Ledger | None) -> ChatService:
+    own_code = config.engine.custom_generate_function_path
     return ChatService(
-        answering_sampler(config, policy.sampler),
+        CustomSampler(policy.sampler, own_code) if own_code else policy.sampler,
         policy.renderer,
-        sampling_defaults(config, folder),
-        tool_parser=config.server.tool_parser,
-        seed=config.run.seed,
+        TokenSettings(
+            sampling_defaults(config, folder),
+            config.server.tool_parser,
+            config.run.seed,
+            config.learning_method.recorded_top,
+        ),
         ledger=ledger,
-        recorded_top=config.learning_method.recorded_top,
         notes=config.notes,
     )
 

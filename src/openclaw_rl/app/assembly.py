@@ -8,7 +8,6 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.app.rollout_function import build_rollout
 from openclaw_rl.engines import custom_sampler
 from openclaw_rl.engines.base import Learner, Sampler, TextSampler
-from openclaw_rl.engines.custom_sampler import CustomSampler
 from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
 from openclaw_rl.judge.build import JudgeSetup, JudgingModel, check_teacher
 from openclaw_rl.learn.build import LearnSetup
@@ -67,12 +66,6 @@ async def start_other_model(
     if config.learning_method.teacher_request is not None:
         check_teacher(policy.chat_renderer.tokenizer, ChatTokenizer(folder))
     return await start_model(stack, engines.open_sampler(folder, name, teacher=True), folder)
-
-
-def answering_sampler(config: Config, sampler: Sampler) -> Sampler:
-    """The sampler that answers requests: the engine's, or the user's own code on top of it."""
-    path = config.engine.custom_generate_function_path
-    return CustomSampler(sampler, path) if path else sampler
 
 
 def check_user_code(config: Config) -> None:

@@ -278,10 +278,6 @@ QUESTION = [{"role": "user", "content": "Say hello."}]
 ANSWER_TOKENS = 4
 
 
-def first_key(config: Config) -> str:
-    return next((key.secret for key in (*config.server.user_keys, *config.server.api_keys)), "")
-
-
 def answers(config: Config) -> Finding:
     """Whether the server of the run gives a real answer. Raises UserError if it does not."""
     url = server_url(config.run.folder)
@@ -289,7 +285,7 @@ def answers(config: Config) -> Finding:
         return (
             note("it is starting") if read_server(config.run.folder) else note("it is not running", "openclaw-rl serve")
         )
-    key = first_key(config)
+    key = config.server.user_key
     state = ready_state(url, key)
     if not state.get("ready"):
         return broken(
@@ -318,7 +314,7 @@ def clients(config: Config) -> Finding:
     if not connected:
         return ok("none is configured by openclaw-rl connect")
     url = server_url(config.run.folder)
-    key = first_key(config)
+    key = config.server.user_key
     if url is None:
         return note(f"{', '.join(connected)}: not compared, because the server is not running")
     with Client(url, key) as client:

@@ -44,13 +44,13 @@ def is_downloaded(name: str, config: Config) -> bool:
     return is_id and find_model(name, config.run.cache) is None
 
 
-def ask_hub(name: str, seconds: float = MAX_SECONDS) -> OnHub:
-    """Ask the Hub about a model, for at most some seconds."""
+def ask_hub(name: str) -> OnHub:
+    """Ask the Hub about a model, for at most `MAX_SECONDS`."""
     answers: queue.SimpleQueue[OnHub] = queue.SimpleQueue()
     # In a thread, because looking up the Hub's address has no time limit of its own.
     threading.Thread(target=lambda: answers.put(_ask(name)), name="hub", daemon=True).start()
     try:
-        return answers.get(timeout=seconds)
+        return answers.get(timeout=MAX_SECONDS)
     except queue.Empty:
         return OnHub.UNKNOWN
 

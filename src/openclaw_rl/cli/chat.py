@@ -19,7 +19,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.client import Client, ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
@@ -50,7 +50,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Talk until the input ends."""
-
     config = run_config(options)
     server = server_url(config.run.folder)
     if not server:
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             f"No server runs in {config.run.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir."
         )
-    with Client(server, user_key(config)) as client:
+    with Client(server, config.server.user_key) as client:
         Conversation(client).hold()
     return 0
 
@@ -70,7 +69,7 @@ class Conversation:
     - Ctrl-C stops an answer. What was shown of it stays in the conversation, so that one can complain about it.
     """
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self.messages: list[dict[str, str]] = []
         self.out = console()
@@ -180,7 +179,6 @@ class Conversation:
 
     def _send(self, request: Callable[[], object]) -> bool:
         """Send feedback. False if the server refuses it, which is then shown."""
-
         try:
             request()
         except ServerError as error:
@@ -192,7 +190,6 @@ class Conversation:
 
     def _exchange(self, text: str) -> None:
         """One message and its answer."""
-
         messages = [*self.messages, {"role": "user", "content": text}]
         answer = ""
         self._rated_id = ""
@@ -222,7 +219,6 @@ class Conversation:
 
     def _read_notes(self) -> dict[int, str]:
         """The user's notes; none if the server keeps none."""
-
         try:
             kept = self.client.ask("GET", "/v1/notes")["data"]
             return {note["id"]: note["text"] for note in kept if note["object"] == "note"}

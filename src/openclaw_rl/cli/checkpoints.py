@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, run_config
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import line_folder
 from openclaw_rl.ledger.run_dir import server_url, was_served
 from openclaw_rl.ledger.schema import check_ledger, open_ledger, transaction
-from openclaw_rl.terminal import console, plural, print_titled
+from openclaw_rl.terminal import console, plural, print_titled, say
 
 NO_CHECKPOINT = "Give a checkpoint (openclaw-rl checkpoints lists them), or --line KEY-NAME."
 ROLLBACK_DOC = "serve an earlier policy, and continue learning from it"
@@ -44,7 +44,7 @@ def run_checkpoints(options: argparse.Namespace) -> int:
         if not was_served(config.run.folder):
             check_ledger(config.ledger_dir)  # sessions may have been imported
         when = "one is made every --save-interval steps and when the server stops"
-        console().print(Text(f"No checkpoint in {saved.folder} yet: {when}."), soft_wrap=True)
+        say(f"No checkpoint in {saved.folder} yet: {when}.")
         return 0
     table = Table("step", "policy version", "made", "steps in it", "folder")
     for item in checkpoints:
@@ -86,7 +86,7 @@ def run_rollback(options: argparse.Namespace) -> int:
     config = run_config(options)
     checkpoints = config.checkpoints_of(options.line)
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             version = client.roll_back(options.version, line=options.line)
     else:
         with open_ledger(config.ledger_dir) as db:
@@ -94,7 +94,7 @@ def run_rollback(options: argparse.Namespace) -> int:
     steps = [checkpoint.step for checkpoint in checkpoints.all() if checkpoint.version == version]
     origin = "" if not steps else f" (the weights of step {steps[0]})" if steps[0] else " (the base model)"
     when = "The server now serves" if server else "The next start serves"
-    console().print(f"{when} policy {version}{origin}. Learning continues from it.")
+    say(f"{when} policy {version}{origin}. Learning continues from it.")
     return 0
 
 
@@ -104,7 +104,7 @@ def run_relearn(options: argparse.Namespace) -> int:
 
     config = run_config(options)
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             turns = client.relearn(options.line)
     else:
         with open_ledger(config.ledger_dir) as db, transaction(db):
@@ -115,7 +115,7 @@ def run_relearn(options: argparse.Namespace) -> int:
             state.cautious = ""
             state.write(file)
     if turns:
-        console().print(f"{plural(turns, 'turn waits', 'turns wait')} to be trained on again. The guard still watches.")
+        say(f"{plural(turns, 'turn waits', 'turns wait')} to be trained on again. The guard still watches.")
     else:
-        console().print("The guard has set no turns aside.")
+        say("The guard has set no turns aside.")
     return 0

@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.text import Text
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.client import GIVE_KEY, Client
 from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts, Setup
 from openclaw_rl.connect.files import Change, addition, removal
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
-from openclaw_rl.terminal import agrees, console
+from openclaw_rl.terminal import agrees, console, say
 
 DOC = "configure a client (OpenClaw, Claude Code, Codex …) for the running server"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -29,7 +29,6 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-
     server = NO_SERVER if options.undo else find_server(options)
     setup = CLIENTS[options.client](server)
     if options.undo:
@@ -38,14 +37,14 @@ def run(options: argparse.Namespace) -> int:
         change = removal(setup.path, setup.edit)
         if confirmed(change, "", options.yes):
             change.revert()
-            console().print(f"{change.path} has no settings of openclaw-rl any more.", markup=False, soft_wrap=True)
+            say(f"{change.path} has no settings of openclaw-rl any more.")
         return 0
     if options.only_print or setup.path is None or setup.edit is None:
         show(setup)
         return 0
     change = addition(setup.path, setup.edit)
     if not change.is_needed:
-        console().print(f"{change.path} has these settings already.", markup=False, soft_wrap=True)
+        say(f"{change.path} has these settings already.")
     elif confirmed(change, server.key, options.yes):
         change.apply()
         undo = f"openclaw-rl connect {options.client} --undo takes it back."
@@ -55,9 +54,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def find_server(options: argparse.Namespace) -> "ServerFacts":
+def find_server(options: argparse.Namespace) -> ServerFacts:
     """The server that clients are to use. Raises UserError if it does not run or needs another key."""
-
     config = run_config(options)
     url = (options.url or server_url(config.run.folder) or "").rstrip("/").removesuffix("/v1")
     if not url:
@@ -65,7 +63,7 @@ def find_server(options: argparse.Namespace) -> "ServerFacts":
             f"No server runs in {config.run.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir or --url."
         )
-    key = user_key(config)
+    key = config.server.user_key
     with Client(url, key) as client:
         model = client.model()
         if "policy_version" not in client.ready():
@@ -75,7 +73,7 @@ def find_server(options: argparse.Namespace) -> "ServerFacts":
     return ServerFacts(url, model["id"], model["max_input_tokens"], key)
 
 
-def show(setup: "Setup") -> None:
+def show(setup: Setup) -> None:
     """The settings on standard output, and what they are for on standard error: so the output can be piped."""
     sys.stdout.write(setup.shown)
     sys.stdout.flush()
@@ -83,7 +81,7 @@ def show(setup: "Setup") -> None:
     console(stderr=True).print(f"\n{where}{setup.then}", markup=False, highlight=False, soft_wrap=True)
 
 
-def confirmed(change: "Change", secret: str, yes: bool) -> bool:
+def confirmed(change: Change, secret: str, yes: bool) -> bool:
     """Show a change, and ask whether to make it."""
     out = console()
     for line in change.diff(secret):

@@ -8,19 +8,16 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.text import Text
-
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, run_config
 from openclaw_rl.cli.sessions import complete_id
-from openclaw_rl.cli.status import read
+from openclaw_rl.cli.status import read as read_status
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoint, Policies, line_folder, lines_on_disk
 from openclaw_rl.ledger.run_dir import read_server, server_url
 from openclaw_rl.ledger.schema import open_ledger, transaction
-from openclaw_rl.terminal import console, plural
+from openclaw_rl.terminal import plural, say
 from openclaw_rl.types import SHARED, SessionSummary
 
 DOC = "delete a session's or a user's data for good, and say which policies were trained on it"
@@ -53,17 +50,16 @@ def run(options: argparse.Namespace) -> int:
     if not (options.session or options.user or options.retrain or options.wipe):
         raise UserError("Give --session ID, --user KEY-NAME, --retrain or --wipe. See openclaw-rl forget --help.")
     config = run_config(options)
-    out = console()
     run_dir = config.run.folder
     problems: list[str] = []
     with open_ledger(config.ledger_dir) as db:
-        say = partial(say_problem, problems)
+        warn = partial(say_problem, problems)
         beside_server = bool(read_server(run_dir))
         if deletion.unfinished(db):
             # First: what was deleted then is no longer found below.
-            finish_deletions(run_dir, db, say, beside_server=beside_server)
+            finish_deletions(run_dir, db, warn, beside_server=beside_server)
             if not problems:
-                out.print("Finished an earlier deletion.")
+                say("Finished an earlier deletion.")
         sessions = choose_sessions(db, options.session, options.user)
         with transaction(db):
             training.infer_policies(db, {state.version: state.step for state in config.checkpoints.states()})
@@ -79,17 +75,17 @@ def run(options: argparse.Namespace) -> int:
                 if options.user:
                     forget(db, options.user)
         if sessions or notes or options.wipe:
-            finish_deletions(run_dir, db, say, beside_server=beside_server)
+            finish_deletions(run_dir, db, warn, beside_server=beside_server)
         if notes:
-            out.print(f"Forgot {plural(len(notes), 'note', 'notes')}.")
+            say(f"Forgot {plural(len(notes), 'note', 'notes')}.")
         if sessions:
-            say_forgotten(out, sessions, training.steps_with(db, turns), run_dir)
+            say_forgotten(sessions, training.steps_with(db, turns), run_dir)
         if has_line:
-            drop_line(out, config, db, options.user)
+            drop_line(config, db, options.user)
         if options.retrain:
-            retrain(out, config, db)
+            retrain(config, db)
         elif turns:
-            say_where(out, config, db, training.versions_with(db, turns))
+            say_where(config, db, training.versions_with(db, turns))
     return 1 if problems else 0
 
 
@@ -109,31 +105,31 @@ def choose_sessions(db: Connection, session: str | None, user: str | None) -> li
     return session_summaries(db, owner=user) if user is not None else []
 
 
-def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int], run_dir: Path) -> None:
+def say_forgotten(sessions: Sequence[SessionSummary], steps: Sequence[int], run_dir: Path) -> None:
     from openclaw_rl.learn.rollback import reports
 
     turns = plural(sum(session.turns for session in sessions), "turn", "turns")
     ids = {session.key.id for session in sessions}
     name = f": {ids.pop()}" if len(ids) == 1 else ""
-    out.print(Text(f"Forgot {plural(len(sessions), 'session', 'sessions')} with {turns}{name}."), soft_wrap=True)
-    out.print(f"Training steps that had used them: {', '.join(map(str, steps)) or 'none'}.")
+    say(f"Forgot {plural(len(sessions), 'session', 'sessions')} with {turns}{name}.")
+    say(f"Training steps that had used them: {', '.join(map(str, steps)) or 'none'}.")
     for report in reports(run_dir):
-        out.print(Text(f"{report} may quote them: write it again, or delete it."), soft_wrap=True)
+        say(f"{report} may quote them: write it again, or delete it.")
 
 
-def drop_line(out: Console, config: Config, db: Connection, line: str) -> None:
+def drop_line(config: Config, db: Connection, line: str) -> None:
     """Delete a person's line, with the server running or without it. What only it has learned is gone then."""
     from openclaw_rl.learn.rollback import drop_line_offline
 
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             client.drop_line(line)
     if line_folder(config.run.folder, line).exists():
         # There is no server, or one that does not learn in lines.
         drop_line_offline(db, config.run.folder, line)
         if server:
-            out.print("Start the server again: until then it may serve what was deleted.")
-    out.print(Text(f"Deleted the line {line}, with all that only it had learned."), soft_wrap=True)
+            say("Start the server again: until then it may serve what was deleted.")
+    say(f"Deleted the line {line}, with all that only it had learned.")
 
 
 class LineTraces(NamedTuple):
@@ -157,32 +153,32 @@ def traces_of(config: Config, versions: Collection[int]) -> list[LineTraces]:
     return found
 
 
-def say_where(out: Console, config: Config, db: Connection, versions: Collection[int]) -> None:
+def say_where(config: Config, db: Connection, versions: Collection[int]) -> None:
     """Say which of these policy versions serve or are on disk, and what can be done about it."""
     from openclaw_rl.learn.rollback import newest_without
     from openclaw_rl.ledger.training import policy_line
 
     traces = traces_of(config, versions)
-    serving = serving_version(config)
+    serving = read_status(config).version
     if serving not in versions and not traces:
         if versions:
-            out.print("Neither the policy that serves nor any on disk was trained on them.")
+            say("Neither the policy that serves nor any on disk was trained on them.")
         return
-    out.print("These were trained on them, and still have what they taught:")
+    say("These were trained on them, and still have what they taught:")
     if serving in versions:
-        out.print(f"  policy {serving}, which serves")
+        say(f"  policy {serving}, which serves")
     for found in traces:
         for folder in (*(checkpoint.folder for checkpoint in found.checkpoints), *found.policies):
-            out.print(Text(f"  {folder}"), soft_wrap=True)
+            say(f"  {folder}")
     if serving in versions:
         clean = newest_without(versions, config.checkpoints.all(), policy_line(db, serving))
         number = clean.version if clean else 0
-        out.print(f"To serve a policy from before them: openclaw-rl rollback {number}", soft_wrap=True)
+        say(f"To serve a policy from before them: openclaw-rl rollback {number}")
     again = "To delete all of these, and train again on the turns that remain: openclaw-rl forget --retrain"
-    out.print(again, soft_wrap=True)
+    say(again)
 
 
-def retrain(out: Console, config: Config, db: Connection) -> None:
+def retrain(config: Config, db: Connection) -> None:
     """Train again without the turns that were deleted, with the server running or without it."""
     from openclaw_rl.learn.rollback import retrain_offline
     from openclaw_rl.ledger.groups import trainable
@@ -190,11 +186,11 @@ def retrain(out: Console, config: Config, db: Connection) -> None:
 
     versions = versions_with_deleted_turns(db)
     traces = traces_of(config, versions)
-    if serving_version(config) not in versions and not traces:
-        out.print("No policy was trained on deleted turns: there is nothing to train again.")
+    if read_status(config).version not in versions and not traces:
+        say("No policy was trained on deleted turns: there is nothing to train again.")
         return
     if server := server_url(config.run.folder):
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             version = client.roll_back(None, retrain=True)
     else:
         made = {}
@@ -209,13 +205,7 @@ def retrain(out: Console, config: Config, db: Connection) -> None:
         raise UserError(f"These could not be deleted, and were trained on deleted turns: {names}. Delete them by hand.")
     checkpoints = plural(sum(len(found.checkpoints) for found in traces), "checkpoint", "checkpoints")
     folders = plural(sum(len(found.policies) for found in traces), "policy", "policies")
-    out.print(f"Deleted {checkpoints} and {folders} that were trained on deleted turns.")
+    say(f"Deleted {checkpoints} and {folders} that were trained on deleted turns.")
     when = "The server now serves" if server else "The next start serves"
     waiting = plural(trainable(db), "turn waits", "turns wait")
-    out.print(f"{when} policy {version}, which was not. {waiting} to be trained on.", soft_wrap=True)
-
-
-def serving_version(config: Config) -> int:
-    """The policy version that serves or, without a server, that the next start serves."""
-
-    return read(config).version
+    say(f"{when} policy {version}, which was not. {waiting} to be trained on.")

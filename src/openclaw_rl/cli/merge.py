@@ -10,11 +10,11 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.checkpoints import newest_of_line
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, KeepExamples, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, KeepExamples, add_command, run_config
 from openclaw_rl.client import Client
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.run_dir import server_url
-from openclaw_rl.terminal import agrees, console, progress
+from openclaw_rl.terminal import agrees, console, progress, say
 
 if TYPE_CHECKING:
     from openclaw_rl.engines.local.gguf_export import GgufExport
@@ -121,14 +121,14 @@ def write_average(options: argparse.Namespace, config: Config) -> int:
         average_adapters([one.folder for one in saved.values()], folder)
         write_new_record(folder, versions, made)
     what = f"The average of {len(saved)} lines ({', '.join(saved)}) is in {options.out}."
-    console().print(Text(f"{what} What is forgotten later stays there."), soft_wrap=True)
+    say(f"{what} What is forgotten later stays there.")
     if server is not None:
-        with Client(server, operator_key(config)) as client:
+        with Client(server, config.server.operator_key) as client:
             version = client.merge(options.out)
         told = f"The shared line serves it now, as policy {version}. To go back: openclaw-rl rollback"
     else:
         told = f"Compare it: openclaw-rl eval --model-path {options.out} --compare base. --into-shared lets it serve"
-    console().print(Text(f"{told}."), soft_wrap=True)
+    say(f"{told}.")
     return 0
 
 
@@ -142,7 +142,7 @@ def write_folder(options: argparse.Namespace, config: Config) -> int:
             options.out,
             lambda parts: shown.track(parts, description="Merging"),
         )
-    console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)
+    say(f"The merged model is in {options.out}")
     return 0
 
 
@@ -171,19 +171,15 @@ def write_gguf(options: argparse.Namespace, config: Config) -> int:
         notes = chosen_notes(options, config)
         file = write_file(export, folder, options.out.absolute().name, options.adapter_only)
         (folder / MODELFILE).write_text(modelfile_text(config, base, options.adapter_only, notes))
-    out = console()
     path = options.out / file
-    out.print(Text(f"{path}: {path.stat().st_size / 1e9:.2f} GB"), soft_wrap=True)
+    say(f"{path}: {path.stat().st_size / 1e9:.2f} GB")
     if options.adapter_only:
-        out.print(
-            Text(
-                f"It is for a GGUF file of the base model: openclaw-rl merge {base} BASE --gguf f16. "
-                f"Then: llama-server -m BASE/{MODEL} --lora {path}"
-            ),
-            soft_wrap=True,
+        say(
+            f"It is for a GGUF file of the base model: openclaw-rl merge {base} BASE --gguf f16. "
+            f"Then: llama-server -m BASE/{MODEL} --lora {path}"
         )
     else:
-        out.print(Text(f"In Ollama: ollama create my-model -f {options.out / MODELFILE}"), soft_wrap=True)
+        say(f"In Ollama: ollama create my-model -f {options.out / MODELFILE}")
     return 0
 
 
@@ -250,8 +246,7 @@ def chosen_notes(options: argparse.Namespace, config: Config) -> list[str]:
 
 def agreed(owner: str, notes: list[str]) -> bool:
     """Show the notes, and ask whether to put them into the file."""
-    out = console()
-    out.print(Text(f"The notes of {owner} that are active:"), soft_wrap=True)
+    say(f"The notes of {owner} that are active:")
     for note in notes:
-        out.print(Text(f"  {note}"), soft_wrap=True)
+        say(f"  {note}")
     return agrees(f"Put them into the {MODELFILE}? Whoever gets the file can read them.")

@@ -15,7 +15,7 @@ from openclaw_rl.config.options import add_flags
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.schema import open_ledger, snapshot, transaction
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import console, say
 from openclaw_rl.types import Note, NoteOutcomes, NoteState, Practice
 
 DOC = "list the notes of what users asked for and the examples that they gave, or add, edit, remove and pin some"
@@ -42,7 +42,6 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-
     config = run_config(options)
     with open_ledger(config.ledger_dir) as db:
         if options.change is None:
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
             said = options.change(db, options)
         except (TooManyNotes, UnknownNote) as error:
             raise UserError(f"{error} 'openclaw-rl notes' lists them.") from None
-    console().print(Text(said), soft_wrap=True)
+    say(said)
     return 0
 
 
@@ -66,7 +65,7 @@ def list_notes(db: Connection, user: str | None, *, all_states: bool) -> None:
     examples = of_owner(db, user, all_states=all_states, examples=True)
     if not notes and not examples:
         whose = f" of {user}" if user else ""
-        out.print(Text(f"There is no note{whose} yet: one is written when a user says how to answer."), soft_wrap=True)
+        say(f"There is no note{whose} yet: one is written when a user says how to answer.")
         return
     if notes:
         out.print(notes_table(notes, "note", latest(db, user)))

@@ -139,16 +139,6 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if name in FIELDS}
 
 
-def user_key(config: Config) -> str:
-    """The API key with which a command chats, if one is given."""
-    return next((key.secret for key in (*config.server.user_keys, *config.server.api_keys)), "")
-
-
-def operator_key(config: Config) -> str:
-    """The API key with which a command operates the server, if one is given."""
-    return next((key.secret for key in config.server.api_keys), "")
-
-
 def positive(text: str) -> int:
     """A count of at least one, for argparse."""
     number = int(text)

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, run_config
 from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
 from openclaw_rl.ledger.run_dir import server_url
 from openclaw_rl.ledger.schema import open_ledger, transaction
-from openclaw_rl.terminal import console, progress
+from openclaw_rl.terminal import console, progress, say
 from openclaw_rl.types import NoteState, Practice, PracticeState
 
 DOC = "practise notes until the policy keeps to them without being told, and wait until it serves"
@@ -71,7 +71,7 @@ def practise(config: Config, db: Connection, note: int | None, *, wait: bool) ->
 
     server = server_url(config.run.folder)
     # A server that does not know the key, or does not answer, may practise all the same.
-    able = ready_state(server, operator_key(config)).get("practice", "on") if server else "on"
+    able = ready_state(server, config.server.operator_key).get("practice", "on") if server else "on"
     if able != "on":
         raise UserError(able)
     with transaction(db):
@@ -134,7 +134,3 @@ def practices_table(practices: list[Practice]) -> Table:
 
 def named(practices: list[Practice]) -> str:
     return ", ".join(f"note {one.note}" for one in practices)
-
-
-def say(text: str) -> None:
-    console().print(Text(text), soft_wrap=True)

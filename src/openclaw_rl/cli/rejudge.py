@@ -108,7 +108,6 @@ def confusion(pairs: "Sequence[TwoScores]") -> Table:
 
 def summary(pairs: "Sequence[TwoScores]") -> str:
     """How often both scores agree, where there are two."""
-
     both = [pair for pair in pairs if pair.stored is not None and pair.new is not None]
     same = sum(sign(pair.stored) == sign(pair.new) for pair in both)
     share = f" ({same / len(both):.0%})" if both else ""

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, add_line_flag, run_config
 from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
 from openclaw_rl.lab.commands import write_text
 from openclaw_rl.learn.checkpoints import line_folder
 from openclaw_rl.ledger.run_dir import server_url
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import say
 
 if TYPE_CHECKING:
     from openclaw_rl.dashboard.run import RunSource
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> int:
     if not may_be_run(source):
         raise UserError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
     server = server_url(folder)
-    recorded = read_run(source, server, ready_state(server, operator_key(config)) if server else {})
+    recorded = read_run(source, server, ready_state(server, config.server.operator_key) if server else {})
     out = options.out or line_folder(folder, options.line) / NAME
     write_text(out, page(source, recorded, answers=not options.no_answers))
-    console().print(f"The report is in {out}", markup=False, soft_wrap=True)
+    say(f"The report is in {out}")
     if recorded.damage:
         raise UserError(f"The page lacks what the ledger recorded. {recorded.damage}")
     return 0

@@ -13,16 +13,15 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from openclaw_rl.app.config import Config, shown
-from openclaw_rl.cli.parser import add_command, check_server_options, load_options, positive, user_key
+from openclaw_rl.cli.parser import add_command, check_server_options, load_options, positive
 from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read, shown_default
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.arguments import MODEL_OPTIONS
 from openclaw_rl.lab.commands import new_folder
 from openclaw_rl.ledger.run_dir import server_url
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import console, say
 
 if TYPE_CHECKING:
     from openclaw_rl.envs.rollout import Target
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     asyncio.run(source.close())
     show(driver, origins, settings, source.about)
     if server.url:
-        console().print(f"The server at {server.facts['url']} would be used.", markup=False, soft_wrap=True)
+        say(f"The server at {server.facts['url']} would be used.")
         return 0
     started = options.program.parse_args(["serve", "--dry-run", *server.arguments])
     return int(started.run(started))
@@ -100,7 +99,7 @@ def show(driver: DriverOptions, origins: Mapping[str, str], settings: Mapping[st
     out = console() if sys.stdout.isatty() else Console(width=200)
     out.print(table)
     if about:
-        out.print(Text(f"{driver.env}: {about}"), soft_wrap=True)
+        say(f"{driver.env}: {about}")
 
 
 def environment_settings(driver: DriverOptions) -> dict[str, Any]:
@@ -146,7 +145,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
                 f"{useless[0]} is for a server that this command starts, but {url_without_account(url)} is used: stop "
                 "that server, or add --own-server."
             )
-        return Target(url, user_key(config), facts={"url": url_without_account(url)})
+        return Target(url, config.server.user_key, facts={"url": url_without_account(url)})
     method = config.method.method if "method" in config.given() else METHOD
     machine = machine_of(config)
     run_dir = config.run.folder if "run_dir" in config.given() else DEFAULT_RUN_DIR

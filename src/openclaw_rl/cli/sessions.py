@@ -17,7 +17,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.errors import DamagedTurn
 from openclaw_rl.ledger.schema import open_ledger, snapshot
 from openclaw_rl.methods.options import MethodOptions
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import console, say
 from openclaw_rl.types import SHARED, ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
 
 #: Columns that the list leaves out where the terminal is too narrow, in this order.
@@ -162,7 +162,7 @@ def shown_text(message: Mapping[str, Any]) -> str:
     return message_words(message) or content_text(message.get("content"))
 
 
-def show_session(session: SessionSummary, turns: "Iterable[StoredTurn | DamagedTurn]", method: "MethodOptions") -> None:
+def show_session(session: SessionSummary, turns: Iterable[StoredTurn | DamagedTurn], method: MethodOptions) -> None:
     from openclaw_rl.ledger.episodes import describe
 
     out = console()
@@ -171,10 +171,10 @@ def show_session(session: SessionSummary, turns: "Iterable[StoredTurn | DamagedT
         Text.assemble((session.key.id, "bold"), f" of {session.key.owner}, recognised by {session.source}, {ended}")
     )
     if session.episode is not None:
-        out.print(Text(describe(session.episode)), soft_wrap=True)
+        say(describe(session.episode))
     for turn in turns:
         if not isinstance(turn, StoredTurn):
-            out.print(Text(f"{turn}.", style="red"), soft_wrap=True)
+            say(f"{turn}.", "red")
             continue
         out.print(Panel(turn_body(turn, method), title=Text(turn_title(turn)), title_align="left"))
 
@@ -187,7 +187,7 @@ def turn_title(turn: StoredTurn) -> str:
     return f"turn {turn.number} · {turn.kind} · {state} · policy {turn.version}{of_line} · {turn.continuation}"
 
 
-def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
+def turn_body(turn: StoredTurn, method: MethodOptions) -> Group:
     """The last message of the prompt, the response, the next state, the feedback and the verdict."""
     from openclaw_rl.ledger.episodes import describe_step
     from openclaw_rl.methods.base import shown_advantage

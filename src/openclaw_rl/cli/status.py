@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, run_config
 from openclaw_rl.client import ready_state
 from openclaw_rl.config.general import describe_preset
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.errors import NoLedger
 from openclaw_rl.ledger.run_dir import server_url, was_served
 from openclaw_rl.ledger.schema import open_ledger, snapshot
-from openclaw_rl.terminal import console, plural, print_titled
+from openclaw_rl.terminal import console, plural, print_titled, say
 from openclaw_rl.types import BASE_VERSION, NoteState
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read(config: Config) -> "Status":
 
     run_dir = config.run.folder
     server = server_url(run_dir)
-    ready = ready_state(server, operator_key(config)) if server else {}
+    ready = ready_state(server, config.server.operator_key) if server else {}
     guard = GuardState.read(run_dir / FILE).as_json()
     saved = max((checkpoint.version for checkpoint in config.checkpoints.states()), default=BASE_VERSION)
     try:
@@ -85,9 +85,9 @@ def show(config: Config, status: "Status") -> None:
     out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
     if status.silent:
         text = f"  This is from the ledger alone: {status.silent}."
-        out.print(Text(text, style="yellow"), soft_wrap=True)
+        say(text, "yellow")
     for part, where in status.runs.items():
-        out.print(Text(f"  {part}: {where}", style="dim"), soft_wrap=True)
+        say(f"  {part}: {where}", "dim")
     if config.learns and status.learner != REMEMBERS:
         out.print(Text.assemble(("Settings: ", "bold"), describe_preset(config.run.preset)), soft_wrap=True)
     if any(status.notes.values()):
@@ -120,7 +120,6 @@ def line_words(line: Mapping[str, Any]) -> str:
 
 
 def notes_line(status: "Status") -> str:
-
     active = status.notes[NoteState.ACTIVE]
     retired = status.notes[NoteState.RETIRED]
     learned = f", and {retired} retired because the policy does without" if retired else ""

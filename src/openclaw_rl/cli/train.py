@@ -69,7 +69,6 @@ def run(options: argparse.Namespace) -> int:
 
 def report(result: "TrainingResult") -> None:
     """Print what became of the turns, and where the checkpoint is."""
-
     counts = result.counts
     imported = result.imported
     known = f", {imported.known} were there already" if imported.known else ""

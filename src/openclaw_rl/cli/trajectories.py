@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.text import Text
-
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.errors import DamagedTurn
 from openclaw_rl.ledger.schema import open_ledger
-from openclaw_rl.terminal import console, plural, printable, progress
+from openclaw_rl.terminal import console, plural, printable, progress, say
 
 IMPORT_DOC = "read sessions from a file of trajectories or conversations"
 
@@ -47,7 +45,7 @@ def run_export(options: argparse.Namespace) -> int:
             out.write(pack_json(line) + "\n")
             count += 1
     written = plural(count, "session", "sessions") if in_words else plural(count, "turn", "turns")
-    console().print(Text(f"{written} written to {options.file}"), soft_wrap=True)
+    say(f"{written} written to {options.file}")
     for error in damaged:
         sys.stderr.write(printable(f"Left out: {error}.") + "\n")
     return 1 if damaged else 0

@@ -258,6 +258,28 @@ class PolicyVersions(Generic[Weights]):
             self._held[version] = weights
 
 
+class PolicyHolder(Generic[Weights]):
+    """What a sampler says of the policies that it holds in `PolicyVersions`."""
+
+    _versions: PolicyVersions[Weights]
+
+    @property
+    def newest_version(self) -> int:
+        return self._versions.newest
+
+    def newest_of(self, line: str) -> int:
+        return self._versions.newest_of(line)
+
+    def versions_of(self, line: str) -> list[int]:
+        return self._versions.of_line(line)
+
+    def promote(self, version: int) -> None:
+        self._versions.promote(version)
+
+    def retract(self, version: int) -> None:
+        self._versions.retract(version)
+
+
 class StreamOwner(Protocol):
     """The sampler that a stream belongs to."""
 

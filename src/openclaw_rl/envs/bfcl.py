@@ -115,17 +115,15 @@ class BfclEpisode:
         """Compare both sides; go on with the next request, if there is one and this one was fulfilled."""
         reference = self._reference[self._fulfilled]
         wanted = [self._reference_side.run(*read_reference(call, self._reference_side)) for call in reference]
+        same_state = self._policy_side.state() == self._reference_side.state()
         # The leaderboard counts a request without reference calls as fulfilled whatever was done.
-        if reference and not (self._called and self._same_state() and _contains(self._results, wanted)):
+        if reference and not (self._called and same_state and _contains(self._results, wanted)):
             return Step(reward=0.0, hint=f"The request is not fulfilled. Call: {', '.join(reference)}", done=True)
         self._fulfilled += 1
         self._answers = 0
         self._called = False
         done = self._fulfilled == len(self._requests)
         return Step(() if done else self._requests[self._fulfilled], reward=1.0, done=done)
-
-    def _same_state(self) -> bool:
-        return self._policy_side.state() == self._reference_side.state()
 
 
 class Tools:

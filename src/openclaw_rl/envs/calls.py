@@ -62,6 +62,12 @@ def read_calls(answer: Message, tools: Sequence[Tool]) -> list[MadeCall]:
     return calls
 
 
+def function_tool(name: str, description: str, required: Sequence[str], properties: Mapping[str, Any]) -> Tool:
+    """A tool that takes these arguments and no others."""
+    schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
 def call_message(name: str, arguments: Mapping[str, Any], id_: str) -> Message:
     """An answer that calls a tool, as examples show it."""
     function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}

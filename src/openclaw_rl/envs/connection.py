@@ -69,14 +69,12 @@ class PolicyServer:
 
     - It never goes through a proxy.
     - While the server is busy (429, 503) or away, requests wait: as long as it asks for, then try again.
-    - If all requests of `max_away` seconds fail, UserError is raised. The time before the first failure does not count.
+    - If all requests of `MAX_AWAY_SECONDS` fail, UserError is raised. The time before the first failure does not count.
     - A chat request is sent once, as CHAT_RETRIES says.
     - A reward is sent until it is answered: the server counts equal rewards once.
     """
 
-    def __init__(
-        self, url: str, key: str = "", *, retries: Retries = CHAT_RETRIES, max_away: float = MAX_AWAY_SECONDS
-    ) -> None:
+    def __init__(self, url: str, key: str = "", *, retries: Retries = CHAT_RETRIES) -> None:
         self.key = key
         self.url = server_root(url)
         self._api = ApiClient(
@@ -84,8 +82,8 @@ class PolicyServer:
         )
         self._api.check()
         self._reward_retries = replace(retries, broken=True)
-        self._away = FailureClock(max_away)
-        self._queue_unknown = FailureClock(max_away)
+        self._away = FailureClock()
+        self._queue_unknown = FailureClock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -162,8 +160,7 @@ class PolicyServer:
 class FailureClock:
     """Measures how long something has failed: from the first failure after a success."""
 
-    def __init__(self, max_seconds: float) -> None:
-        self._max_seconds = max_seconds
+    def __init__(self) -> None:
         self._began: float | None = None
 
     def reset(self) -> None:
@@ -174,7 +171,7 @@ class FailureClock:
         """It failed; whether it has failed for longer than a server may be away."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
-        return now - self._began > self._max_seconds
+        return now - self._began > MAX_AWAY_SECONDS
 
 
 async def report(server: PolicyServer, session: str, body: Mapping[str, Any]) -> str:

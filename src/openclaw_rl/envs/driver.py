@@ -6,7 +6,7 @@ import math
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
@@ -357,17 +357,16 @@ class Driver:
         return (task if task.startswith(name) else name + task)[:MAX_TASK_CHARACTERS]
 
     async def _give_up(self) -> None:
-        """Say that attempts without an end have failed, so that no group waits for them."""
         unfinished, self._open = self._open, {}
-        if not unfinished:
-            return
-        reports = [
-            report(self.server, session, {**self._group_body(key), "error": STOPPED})
-            for key, session in unfinished.items()
-        ]
-        with contextlib.suppress(TimeoutError, UserError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await asyncio.gather(*reports, return_exceptions=True)
+        await give_up(self.server, {session: self._group_body(key) for key, session in unfinished.items()})
+
+
+async def give_up(server: PolicyServer, unfinished: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say that attempts without an end, by their session, have failed, so that no group waits for them."""
+    reports = [report(server, session, {**body, "error": STOPPED}) for session, body in unfinished.items()]
+    with contextlib.suppress(TimeoutError, UserError):
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await asyncio.gather(*reports, return_exceptions=True)
 
 
 def run_name(environment: str) -> str:

@@ -22,7 +22,7 @@ from openclaw_rl.envs.connection import PolicyServer, QueueState, Sampling
 from openclaw_rl.envs.driver import EpisodeLimits, MakeDriver, RolloutPlan, RolloutWatcher
 from openclaw_rl.envs.options import DriverOptions
 from openclaw_rl.envs.registry import EpisodeSource
-from openclaw_rl.envs.tally import Tally, mean, progress_line, summary, troubles
+from openclaw_rl.envs.tally import Tally, mean_reward, progress_line, share_solved, summary, troubles
 from openclaw_rl.errors import UserError
 from openclaw_rl.lab.charts import Chart, Series, chart_file, line_chart
 from openclaw_rl.lab.charts import share as percent
@@ -301,9 +301,8 @@ def results_table(study: Study) -> Table:
         table.add_column(heading)
     for name, tally in (("before", study.before), ("after", study.after)):
         if tally is not None and (share := solved_share(tally)):
-            reward = mean([result.reward for result in tally.rewarded if result.reward is not None])
             shown = f"{100 * share.mean:.1f} ({100 * share.low:.1f}–{100 * share.high:.1f})"
-            table.add_row(name, shown, str(share.n), f"{reward:.3f}", str(tally.version))
+            table.add_row(name, shown, str(share.n), f"{mean_reward(tally.rewarded):.3f}", str(tally.version))
     if study.before and study.after and (difference := change(study.before, study.after)):
         low, high = 100 * difference.low, 100 * difference.high
         table.add_row("change", f"{100 * difference.mean:+.1f} ({low:+.1f} – {high:+.1f}), p = {difference.p:.2g}")
@@ -316,12 +315,11 @@ def study_data(study: Study) -> dict[str, Any]:
     for name, tally in (("before", study.before), ("training", study.training), ("after", study.after)):
         if tally is None:
             continue
-        rewards = [result.reward for result in tally.rewarded if result.reward is not None]
         share = solved_share(tally)
         data[name] = {
             "solved": asdict(share) if share else None,
             "tasks": tally.groups,
-            "reward": round(mean(rewards), 4),
+            "reward": round(mean_reward(tally.rewarded), 4),
             "policy_version": tally.version,
             "failures": dict(tally.failures),
             "retries": tally.retries,
@@ -340,11 +338,8 @@ def curve(tally: Tally) -> list[dict[str, float]]:
     points = []
     for start in range(0, len(tally.rewarded), CURVE_POINT):
         part = tally.rewarded[start : start + CURVE_POINT]
-        rewards = [result.reward for result in part if result.reward is not None]
-        solved = [float(result.solved) for result in part]
-        points.append(
-            {"episodes": start + len(part), "reward": round(mean(rewards), 4), "solved": round(mean(solved), 4)}
-        )
+        reward, solved = round(mean_reward(part), 4), round(share_solved(part), 4)
+        points.append({"episodes": start + len(part), "reward": reward, "solved": solved})
     return points
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -79,11 +80,11 @@ class Tally:
 
     @property
     def recent_reward(self) -> float:
-        return mean([result.reward for result in self._recent if result.reward is not None])
+        return mean_reward(self._recent)
 
     @property
     def recent_solved(self) -> float:
-        return mean([float(result.solved) for result in self._recent])
+        return share_solved(self._recent)
 
     @property
     def recent_staleness(self) -> float:
@@ -101,6 +102,14 @@ class Tally:
 def mean(values: list[float]) -> float:
     """The mean; 0 if there are no values."""
     return fmean(values) if values else 0.0
+
+
+def mean_reward(results: Iterable[AttemptResult]) -> float:
+    return mean([result.reward for result in results if result.reward is not None])
+
+
+def share_solved(results: Iterable[AttemptResult]) -> float:
+    return mean([float(result.solved) for result in results])
 
 
 def progress_line(tally: Tally) -> str:
@@ -123,8 +132,8 @@ def summary(tally: Tally, title: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     rows: list[tuple[str, str]] = [
         ("episodes", f"{len(rewarded)} rewarded, {len(tally.results) - len(rewarded)} failed, {tally.groups} tasks"),
-        ("reward", f"{mean([result.reward for result in rewarded if result.reward is not None]):.3f}"),
-        ("solved", f"{100 * mean([float(result.solved) for result in rewarded]):.1f} %"),
+        ("reward", f"{mean_reward(rewarded):.3f}"),
+        ("solved", f"{100 * share_solved(rewarded):.1f} %"),
         ("answers", f"{mean([float(result.turns) for result in rewarded]):.1f} in an episode"),
         ("speed", f"{tally.per_minute:.1f} episodes a minute"),
         ("policy", f"version {tally.version}, staleness {mean([float(r.staleness) for r in rewarded]):.2f}"),

@@ -134,13 +134,12 @@ class EndpointAsker:
     """Asks an OpenAI-compatible endpoint.
 
     * If it ignores `n`, it is asked again for the missing answers.
-    * Whatever it sends, at most `max_body_bytes` of it are kept in memory.
+    * Whatever it sends, at most `MAX_BODY_BYTES` of it are kept in memory.
     * It may be reached through a proxy. The caller sets the timeout.
     """
 
-    def __init__(self, base_url: str, model: str, key: str = "", *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, base_url: str, model: str, key: str = "") -> None:
         self.model = model
-        self._max_body_bytes = max_body_bytes
         self._api = ApiClient(
             base_url,
             key,
@@ -148,7 +147,7 @@ class EndpointAsker:
             # A small compressed body can become a huge one.
             headers={"Accept-Encoding": "identity"},
             through_proxy=True,
-            max_body_bytes=max_body_bytes,
+            max_body_bytes=MAX_BODY_BYTES,
         )
 
     async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]:
@@ -189,7 +188,7 @@ class EndpointAsker:
 
     def _json(self, response: HttpResponse) -> Any:
         if response.is_cut:
-            raise JudgeFailed(f"the judge's answer is larger than {self._max_body_bytes >> 20} MiB")
+            raise JudgeFailed(f"the judge's answer is larger than {MAX_BODY_BYTES >> 20} MiB")
         try:
             return response.json()
         except (ValueError, RecursionError) as error:  # the latter for deeply nested brackets

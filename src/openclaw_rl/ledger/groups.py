@@ -146,7 +146,7 @@ def mean(rewards: list[float]) -> float | None:
     return rewards[0] if len(set(rewards)) == 1 else fmean(rewards)
 
 
-def first_good(db: sqlite3.Connection, line: str | None = None) -> int | None:
+def first_good(db: sqlite3.Connection, line: str | None) -> int | None:
     """The turn with a score above 0 that a step may take and that was judged first; None if there is none."""
     good = "SELECT number FROM verdicts v WHERE v.turn = t.number AND v.score > 0"
     query = f"SELECT t.number, ({good}) AS place {TRAINABLE} AND place IS NOT NULL AND {OF_LINE} ORDER BY place"
@@ -154,7 +154,7 @@ def first_good(db: sqlite3.Connection, line: str | None = None) -> int | None:
     return None if row is None else int(row["number"])
 
 
-def next_units(db: sqlite3.Connection, count: int, first: int | None = None, line: str | None = None) -> list[int]:
+def next_units(db: sqlite3.Connection, count: int, first: int | None, line: str | None) -> list[int]:
     """The turns of the next step: single turns and whole groups, the longest judged first, at least `count` turns.
 
     All there are, if there are fewer. If turn `first` is given, the step has it. With `line`, they all teach it.
@@ -191,7 +191,7 @@ def turns_of_failed_attempts(db: sqlite3.Connection) -> list[int]:
     return [int(row["number"]) for row in rows]
 
 
-def stale_units(db: sqlite3.Connection, is_stale: str, oldest: int, line: str | None = None) -> list[int]:
+def stale_units(db: sqlite3.Connection, is_stale: str, oldest: int, line: str | None) -> list[int]:
     """The turns that are stale, and all turns of groups with such a turn.
 
     `is_stale` is an SQL condition on `t`, with the line as ?1 and the oldest step as ?2.

@@ -82,7 +82,7 @@ def _under_way(db: sqlite3.Connection, note: int) -> Practice | None:
     return next((one for one in load_all(db, note) if one.state not in ENDED_PRACTICE), None)
 
 
-def add_due(db: sqlite3.Connection, *, lines: bool = False) -> Practice | None:
+def add_due(db: sqlite3.Connection, *, lines: bool) -> Practice | None:
     """Let the first note be practised that is due for it, if there is one.
 
     It is one that the model keeps to with its context, and that was not practised since it got its text. Where people
@@ -296,7 +296,7 @@ def _add_answer(db: sqlite3.Connection, practice: Practice, answer: PracticedAns
     return number
 
 
-def to_train(db: sqlite3.Connection, line: str | None = None) -> list[int]:
+def to_train(db: sqlite3.Connection, line: str | None) -> list[int]:
     """The practised answers that the next step is to take; with `line`, its next step."""
     query = f"SELECT t.number FROM turns t WHERE t.state = ?2 AND t.kind = ?3 AND {OF_LINE} ORDER BY t.number LIMIT ?4"
     return [row["number"] for row in db.execute(query, (line, State.JUDGED, TurnKind.SIDE, OWN_BATCH))]

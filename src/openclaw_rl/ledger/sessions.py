@@ -125,7 +125,7 @@ def _close(db: sqlite3.Connection, session: int) -> None:
 
 
 def store_messages(
-    db: sqlite3.Connection, session: int, messages: Sequence[Mapping[str, Any]], base: int | None = None
+    db: sqlite3.Connection, session: int, messages: Sequence[Mapping[str, Any]], base: int | None
 ) -> int:
     """Follow the session's tree of messages, adding new ones; the number of the last message.
 

@@ -226,7 +226,7 @@ def blame(db: sqlite3.Connection, versions: Iterable[int], reason: str, line: st
     return int(turns)
 
 
-def take_up_again(db: sqlite3.Connection, line: str = SHARED) -> int:
+def take_up_again(db: sqlite3.Connection, line: str) -> int:
     """Let the turns that the guard set aside be trained on all the same; how many there are."""
     taken = 0
     for row in db.execute(
@@ -286,11 +286,9 @@ def give_up(db: sqlite3.Connection, batches: Sequence[Batch], takes: str | None 
             _move_to_applied(db, turn, _state(db, turn))
 
 
-def load_steps(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> list[Update]:
-    """Training steps in the order they were made; those with one outcome if it is given."""
-    rows = db.execute(
-        "SELECT * FROM updates WHERE coalesce(?, outcome) = outcome ORDER BY number", (outcome,)
-    ).fetchall()
+def load_steps(db: sqlite3.Connection) -> list[Update]:
+    """All training steps, in the order they were made."""
+    rows = db.execute("SELECT * FROM updates ORDER BY number").fetchall()
     return [
         Update(
             row["number"],

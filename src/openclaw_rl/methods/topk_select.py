@@ -12,14 +12,7 @@ import numpy as np
 
 from openclaw_rl.engines.base import SamplerCapabilities
 from openclaw_rl.errors import UserError
-from openclaw_rl.methods.base import (
-    Baseline,
-    Lesson,
-    NoSignal,
-    TeacherRequest,
-    check_signals,
-    is_hinted,
-)
+from openclaw_rl.methods.base import Baseline, Lesson, NoSignal, TeacherRequest, check_signals, is_hinted
 from openclaw_rl.methods.combine import Combine
 from openclaw_rl.methods.distillation import Distilled, distil
 from openclaw_rl.methods.options import MethodOptions, TopK

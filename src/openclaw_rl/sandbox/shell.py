@@ -10,14 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from openclaw_rl.aio import start_process, wait_at_most
-from openclaw_rl.sandbox.base import (
-    Allowance,
-    Sandbox,
-    give_folder,
-    new_name,
-    new_scratch_folder,
-    remove_folder,
-)
+from openclaw_rl.sandbox.base import Allowance, Sandbox, give_folder, new_name, new_scratch_folder, remove_folder
 from openclaw_rl.sandbox.programs import END_SECONDS, even_if_cancelled, kill_children
 
 #: CPU time of one process of a shell; the time of each command is limited too.

@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from openclaw_rl.api.capture.classify import check_name, without_counter
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.service import server_of
-from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema, parse
+from openclaw_rl.api.service import body_of, server_of
+from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema
 from openclaw_rl.ledger import episodes, sessions
 from openclaw_rl.ledger.errors import TooLate, UnknownSession
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
@@ -103,8 +103,8 @@ async def feedback(request: Request) -> dict[str, Any]:
     """
     server = server_of(request)
     owner = server.keys.owner(request)
-    async with server.bodies.read(request) as content:
-        body = parse_feedback(content)
+    body = await body_of(request, FeedbackRequest)
+    check_feedback(body)
     with refusals_of_ledger("Feedback cannot be stored"):
         is_example = await server.ledger().write(add_feedback, owner, body.id, body.choice, body.feedback())
     shown = {} if body.correction is None else {"example": is_example and server.service.uses_notes}
@@ -127,8 +127,7 @@ async def reward_session(name: str, request: Request) -> dict[str, str]:
     """End an episode with its reward, or with the error because of which it has none."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    async with server.bodies.read(request) as content:
-        body = parse(RewardRequest, content)
+    body = await body_of(request, RewardRequest)
     check_name(name, "path")
     if body.largest() > MAX_USER_REWARD and not server.keys.may_operate(owner):
         raise ApiError(
@@ -156,12 +155,10 @@ def unknown_session(name: str) -> ApiError:
     return ApiError(404, f"You have no session {name!r}.{advice}", code="unknown_session")
 
 
-def parse_feedback(body: bytes) -> FeedbackRequest:
-    """Read feedback on an answer."""
-    request = parse(FeedbackRequest, body)
+def check_feedback(request: FeedbackRequest) -> None:
+    """Raise 400 unless the feedback says one thing."""
     if request.correction is not None and not request.correction.strip():
         raise ApiError(400, "The correction is empty: write the answer that you wanted.", param="correction")
     given = (request.score is not None) + (request.thumb is not None)
     if given > 1 or (not given and request.correction is None):
         raise ApiError(400, "Give either score (from -1 to 1) or thumb (up or down), or a correction.", param="score")
-    return request

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from openclaw_rl import __version__
-from openclaw_rl.api.service import ServerState, server_of
-from openclaw_rl.api.wire import body_schema, parse
+from openclaw_rl.api.service import ServerState, body_of, server_of
+from openclaw_rl.api.wire import body_schema
 from openclaw_rl.api.wires.ollama import OllamaName
 from openclaw_rl.engines.base import EngineStats
 from openclaw_rl.ledger import groups
@@ -72,8 +72,8 @@ async def ollama_tags(request: Request) -> dict[str, Any]:
 async def ollama_show(request: Request) -> dict[str, Any]:
     """What Ollama's clients ask about a model before they use it."""
     server = server_of(request)
-    async with server.bodies.read(request) as content:
-        server.line_for(server.keys.known_owner(request) or "", parse(OllamaName, content).given)
+    body = await body_of(request, OllamaName)
+    server.line_for(server.keys.known_owner(request) or "", body.given)
     context = server.service.sampler.limits.max_context_tokens
     return {
         "details": OLLAMA_DETAILS,

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field, model_validator
 
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.service import ServerState, server_of
-from openclaw_rl.api.wire import WireModel, body_schema, parse
+from openclaw_rl.api.service import ServerState, body_of, server_of
+from openclaw_rl.api.wire import WireModel, body_schema
 from openclaw_rl.ledger import notes, practices
 from openclaw_rl.ledger.errors import UnknownNote
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
@@ -69,8 +69,7 @@ async def add_note(request: Request) -> dict[str, Any]:
     """Write a note or an example. It is given to the model from your next conversation on."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    async with server.bodies.read(request) as content:
-        body = parse(NoteRequest, content)
+    body = await body_of(request, NoteRequest)
     ledger = server.ledger()
     check_use(server)
     if body.question is not None:
@@ -88,8 +87,7 @@ async def change_note(number: str, request: Request) -> dict[str, Any]:
     """Change the text of a note, the answer of an example, or whether it is pinned."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    async with server.bodies.read(request) as content:
-        body = parse(NoteChange, content)
+    body = await body_of(request, NoteChange)
     ledger = server.ledger()
     text = body.text
     with refusals_of_ledger("Notes cannot be read or changed"):

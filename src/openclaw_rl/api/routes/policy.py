@@ -12,8 +12,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from openclaw_rl.api.errors import ApiError, refusals_of_ledger
-from openclaw_rl.api.service import OperationFailed, server_of
-from openclaw_rl.api.wire import WireModel, body_schema, parse
+from openclaw_rl.api.service import body_of, refusals_of_operation, server_of
+from openclaw_rl.api.wire import WireModel, body_schema
 from openclaw_rl.types import SHARED, Claim
 
 router = APIRouter()
@@ -72,13 +72,10 @@ async def roll_back(request: Request) -> dict[str, int]:
     """Serve an earlier policy from now on, and continue learning from it."""
     server = server_of(request)
     server.keys.check_operator(request)
-    async with server.bodies.read(request) as content:
-        body = parse(RollbackRequest, content or b"{}")
-    try:
+    body = await body_of(request, RollbackRequest, may_be_empty=True)
+    with refusals_of_operation("cannot_roll_back", "version"):
         version = await server.operations.roll_back(body.version, retrain=body.retrain, line=body.line)
-        return {"policy_version": version}
-    except OperationFailed as error:
-        raise ApiError(409, str(error), code="cannot_roll_back", param="version") from error
+    return {"policy_version": version}
 
 
 @router.delete("/v1/lines/{line:path}")
@@ -90,10 +87,8 @@ async def drop_line(line: str, request: Request) -> dict[str, Any]:
         raise ApiError(404, "Name the line to delete: /v1/lines/NAME.", code="unknown_line")
     if line == SHARED:
         raise ApiError(409, "The shared line cannot be deleted; roll it back to version 0.", code="cannot_delete")
-    try:
+    with refusals_of_operation("cannot_delete"):
         return {"line": line, "deleted": await server.operations.drop_line(line)}
-    except OperationFailed as error:
-        raise ApiError(409, str(error), code="cannot_delete") from error
 
 
 @router.post("/v1/policy/relearn", openapi_extra=body_schema(RelearnRequest))
@@ -101,12 +96,9 @@ async def relearn(request: Request) -> dict[str, int]:
     """Learn from the turns that the guard set aside, all the same."""
     server = server_of(request)
     server.keys.check_operator(request)
-    async with server.bodies.read(request) as content:
-        body = parse(RelearnRequest, content or b"{}")
-    try:
+    body = await body_of(request, RelearnRequest, may_be_empty=True)
+    with refusals_of_operation("cannot_relearn"):
         return {"turns": await server.operations.relearn(body.line)}
-    except OperationFailed as error:
-        raise ApiError(409, str(error), code="cannot_relearn") from error
 
 
 @router.post("/v1/policy/merge", openapi_extra=body_schema(MergeRequest))
@@ -114,12 +106,9 @@ async def merge(request: Request) -> dict[str, int]:
     """Let the shared line continue from what lines have in common, if it is no worse."""
     server = server_of(request)
     server.keys.check_operator(request)
-    async with server.bodies.read(request) as content:
-        body = parse(MergeRequest, content)
-    try:
+    body = await body_of(request, MergeRequest)
+    with refusals_of_operation("cannot_merge", "folder"):
         return {"policy_version": await server.operations.merge(Path(body.folder), request.is_disconnected)}
-    except OperationFailed as error:
-        raise ApiError(409, str(error), code="cannot_merge", param="folder") from error
 
 
 @router.post("/v1/training/claim", openapi_extra=body_schema(ClaimRequest), response_model=None)
@@ -127,14 +116,10 @@ async def claim(request: Request) -> StreamingResponse:
     """Lease judged turns and whole groups to an outside trainer."""
     server = server_of(request)
     server.keys.check_operator(request)
-    async with server.bodies.read(request) as content:
-        body = parse(ClaimRequest, content or b"{}")
+    body = await body_of(request, ClaimRequest, may_be_empty=True)
     wanted = (body.count, body.lease_seconds, body.wait_seconds)
-    try:
-        with refusals_of_ledger("Turns cannot be claimed"):
-            claimed = await server.operations.claim(*wanted, request.is_disconnected)
-    except OperationFailed as error:
-        raise ApiError(409, str(error), code="cannot_claim") from error
+    with refusals_of_operation("cannot_claim"), refusals_of_ledger("Turns cannot be claimed"):
+        claimed = await server.operations.claim(*wanted, request.is_disconnected)
     return StreamingResponse(encode(claimed), media_type="application/json")
 
 
@@ -143,13 +128,9 @@ async def confirm(request: Request) -> dict[str, Any]:
     """Record that the turns of a lease were trained on."""
     server = server_of(request)
     server.keys.check_operator(request)
-    async with server.bodies.read(request) as content:
-        body = parse(ConfirmRequest, content)
-    try:
-        with refusals_of_ledger("The lease cannot be confirmed"):
-            step = await server.operations.confirm(body.lease)
-    except OperationFailed as error:
-        raise ApiError(409, str(error), code="cannot_confirm") from error
+    body = await body_of(request, ConfirmRequest)
+    with refusals_of_operation("cannot_confirm"), refusals_of_ledger("The lease cannot be confirmed"):
+        step = await server.operations.confirm(body.lease)
     return {"lease": body.lease, "step": step, "policy_version": server.service.sampler.newest_version}
 
 

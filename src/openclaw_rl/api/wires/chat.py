@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from openclaw_rl.api.completion import ChoiceUpdate, Completion
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest, parse_request
+from openclaw_rl.api.wire import ChatRequest, parse
 from openclaw_rl.api.wires.base import DONE, EVENTS, data_event
 from openclaw_rl.rendering.response import Delta, ReasoningText, tool_call
 from openclaw_rl.rendering.tokenizer import token_bytes
@@ -30,7 +30,7 @@ class ChatWire:
         self.tokenizer = tokenizer
 
     def parse(self, body: bytes) -> ChatRequest:
-        self.request = parse_request(body)
+        self.request = parse(ChatRequest, body)
         return self.request
 
     async def whole(self, completion: Completion) -> bytes:
@@ -40,10 +40,11 @@ class ChatWire:
         for index, choice in enumerate(completion.choices):
             entry = {"index": index, "message": choice.message.body(), "finish_reason": choice.finish_reason}
             choices.append({**entry, "logprobs": self._logprobs(choice.tokens)})
-        return to_json({**self._head(completion, ""), "choices": choices, "usage": completion.usage()})
+        head = completion.head("chat.completion", self.model)
+        return to_json({**head, "choices": choices, "usage": completion.usage()})
 
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
-        head = self._head(completion, ".chunk")
+        head = completion.head("chat.completion.chunk", self.model)
         if self.request.wants_usage:
             head["usage"] = None
         calls = [0] * len(completion.choices)
@@ -73,15 +74,6 @@ class ChatWire:
         if update.finish_reason is not None:
             choices.append(chunk(update.index, {}, update.finish_reason))
         return choices
-
-    def _head(self, completion: Completion, suffix: str) -> dict[str, Any]:
-        return {
-            "id": completion.id,
-            "object": f"chat.completion{suffix}",
-            "created": completion.created,
-            "model": self.model,
-            "system_fingerprint": f"policy-{completion.version}",
-        }
 
     def _logprobs(self, tokens: list[SampledToken]) -> dict[str, Any] | None:
         top_n = self.request.top_logprobs_wanted

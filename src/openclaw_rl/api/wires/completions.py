@@ -133,10 +133,11 @@ class CompletionsWire:
             )
             for index, choice in enumerate(completion.choices)
         ]
-        return to_json({**self._head(completion), "choices": choices, "usage": completion.usage()})
+        head = completion.head("text_completion", self.model)
+        return to_json({**head, "choices": choices, "usage": completion.usage()})
 
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
-        head = self._head(completion)
+        head = completion.head("text_completion", self.model)
         usage = self.request.stream_options is not None and self.request.stream_options.include_usage
         offsets = [0] * len(completion.choices)
         try:
@@ -153,15 +154,6 @@ class CompletionsWire:
         if usage:
             yield data_event({**head, "choices": [], "usage": completion.usage()})
         yield DONE
-
-    def _head(self, completion: Completion) -> dict[str, Any]:
-        return {
-            "id": completion.id,
-            "object": "text_completion",
-            "created": completion.created,
-            "model": self.model,
-            "system_fingerprint": f"policy-{completion.version}",
-        }
 
     def _logprobs(self, tokens: list[SampledToken], offset: int) -> dict[str, Any] | None:
         """The log-probs of tokens, the first of which begins at the character `offset` of the answer."""

@@ -196,7 +196,7 @@ def parse_messages(body: bytes) -> ChatRequest:
     if request.messages[-1].role == "assistant":
         message = "The last message must be the user's: the start of an answer cannot be given."
         raise ApiError(400, message, param="messages")
-    choice = request.tool_choice
+    choice, thinking = request.tool_choice, request.thinking
     return chat_request(
         **same_fields(request) | {"session_id": request.session_id or session_of(request.metadata)},
         messages=list(chat_messages(request)),
@@ -207,7 +207,8 @@ def parse_messages(body: bytes) -> ChatRequest:
         stop=request.stop_sequences,
         max_completion_tokens=request.max_tokens,
         response_format=response_format(request.output_config),
-        chat_template_kwargs=template_options(request.thinking),
+        # Without a word about thinking, the template decides.
+        chat_template_kwargs={"enable_thinking": thinking.type != "disabled"} if thinking else None,
     )
 
 
@@ -274,11 +275,6 @@ def joined(content: str | Sequence[MessagesText | MessagesImage] | None, separat
     if isinstance(content, str):
         return content
     return separator.join(block.text for block in content or () if isinstance(block, MessagesText))
-
-
-def template_options(thinking: ThinkingConfig | None) -> dict[str, Any] | None:
-    """Without a word about thinking, the template decides."""
-    return {"enable_thinking": thinking.type != "disabled"} if thinking else None
 
 
 def response_format(config: OutputConfig | None) -> dict[str, Any] | None:

@@ -4,22 +4,21 @@ Every change is a form that carries the viewer's token. Scripts get JSON, browse
 """
 
 import asyncio
-import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.service import OperationFailed
+from openclaw_rl.api.errors import ApiError, refusals_of_ledger
+from openclaw_rl.api.service import refusals_of_operation
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
-from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, dashboard_of, redirect
+from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, dashboard_of, redirect
 from openclaw_rl.learn.rollback import finish_deletions
 from openclaw_rl.ledger.deletion import delete_sessions
-from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, DamagedTurn, LedgerUnusable, UnknownTurn
+from openclaw_rl.ledger.errors import LedgerUnusable
 from openclaw_rl.ledger.pages import find_session, find_turns, row_number
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.store import Ledger
@@ -73,16 +72,16 @@ async def log_out(request: Request) -> Response:
 
 
 async def read_change(request: Request, *, operator_only: bool) -> tuple[Viewer, Fields]:
-    """Whoever asks for a change, and the form. Raises PageProblem if they may not, and ApiError."""
+    """Whoever asks for a change, and the form. Raises ApiError, also if they may not."""
     access = dashboard_of(request).access
     viewer = access.viewer(request)
     if viewer is None:
-        raise PageProblem(401, "Log in first.")
+        raise ApiError(401, "Log in first.")
     fields = await read_form(request)
     if not access.may_change(viewer, request, fields.get("token", "")):
-        raise PageProblem(403, "The page is out of date, or another site asked for this. Load it again.")
+        raise ApiError(403, "The page is out of date, or another site asked for this. Load it again.")
     if operator_only and not viewer.is_operator:
-        raise PageProblem(403, "This key may not do that: use the admin key.")
+        raise ApiError(403, "This key may not do that: use the admin key.")
     return viewer, fields
 
 
@@ -92,12 +91,11 @@ def action(do: Action, *, operator_only: bool = False) -> Callable[[Request], Aw
     async def endpoint(request: Request) -> Response:
         try:
             viewer, fields = await read_change(request, operator_only=operator_only)
-            message, location = await do(dashboard_of(request), viewer, fields)
-        except PageProblem as error:
-            return answer(request, error.status, str(error))
+            with refusals_of_ledger("This cannot be recorded"):
+                message, location = await do(dashboard_of(request), viewer, fields)
         except ApiError as error:
             return answer(request, error.status, error.message)
-        except (CaptureSuspended, LedgerUnusable) as error:
+        except LedgerUnusable as error:
             return answer(request, 503, f"This cannot be recorded at the moment: {error}.")
         return answer(request, 200, message, location)
 
@@ -116,13 +114,13 @@ def answer(request: Request, status: int, message: str, location: str = "") -> R
 def number_in(fields: Fields, name: str) -> int:
     number = row_number(fields.get(name, ""))
     if number is None:
-        raise PageProblem(400, f"The form has no {name}.")
+        raise ApiError(400, f"The form has no {name}.")
     return number
 
 
 def ledger_of(dashboard: Dashboard) -> Ledger:
     if dashboard.ledger is None:
-        raise PageProblem(404, "This server records nothing (--no-capture).")
+        raise ApiError(404, "This server records nothing (--no-capture).")
     return dashboard.ledger
 
 
@@ -132,25 +130,13 @@ async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
     number = number_in(fields, "turn")
     score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
     if score is None:
-        raise PageProblem(400, "Choose a thumb.")
+        raise ApiError(400, "Choose a thumb.")
     cards = await dashboard.threads.read(find_turns, viewer.owner, [number])
     if not cards:
-        raise PageProblem(404, "You have no such turn.")
+        raise ApiError(404, "You have no such turn.")
     feedback = Feedback(score, fields.get("text", "").strip()[:MAX_TEXT_CHARACTERS])
-    with rating_problems():
-        await ledger.write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
+    await ledger.write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
     return "Recorded. The judge takes it as your verdict.", ""
-
-
-@contextlib.contextmanager
-def rating_problems() -> Iterator[None]:
-    """Raise PageProblem where the ledger takes no feedback on an answer."""
-    try:
-        yield
-    except UnknownTurn as error:
-        raise PageProblem(404, str(error)) from error
-    except (CannotJudge, DamagedTurn) as error:
-        raise PageProblem(409, str(error)) from error
 
 
 async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
@@ -159,7 +145,7 @@ async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[
     number = number_in(fields, "session")
     session = await dashboard.threads.read(find_session, viewer.owner, number)
     if session is None:
-        raise PageProblem(404, "You have no such session.")
+        raise ApiError(404, "You have no such session.")
     turns = await ledger.write(delete_sessions, [number])
     steps = await dashboard.threads.read(steps_with, turns)
     problems = await asyncio.to_thread(clean_files, ledger, dashboard)
@@ -186,8 +172,6 @@ def clean_files(ledger: Ledger, dashboard: Dashboard) -> list[str]:
 async def roll_back(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
     """Serve an earlier policy, as POST /v1/policy/rollback."""
     version = number_in(fields, "version")
-    try:
+    with refusals_of_operation("cannot_roll_back", "version"):
         served = await dashboard.server.operations.roll_back(version, line=fields.get("line", SHARED))
-    except OperationFailed as error:
-        raise PageProblem(409, str(error)) from error
     return f"Rolled back: policy {served} serves now.", ""

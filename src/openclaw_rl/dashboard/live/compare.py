@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from functools import partial
 from sqlite3 import Connection
 from typing import Any
 
@@ -14,10 +15,10 @@ from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.reader import RawRequest
 from openclaw_rl.api.service import OperationFailed
-from openclaw_rl.api.wire import parse_request
+from openclaw_rl.api.wire import ChatRequest, parse
 from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_change
-from openclaw_rl.dashboard.live.dashboard import HEADERS, SIDES, Comparison, Dashboard, PageProblem, dashboard_of
+from openclaw_rl.dashboard.live.dashboard import HEADERS, SIDES, Comparison, Dashboard, dashboard_of
 from openclaw_rl.engines.base import VersionGone
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.turns import add_feedback
@@ -67,8 +68,6 @@ async def compare(request: Request) -> Response:
     try:
         viewer, fields = await read_change(request, operator_only=True)
         versions, completions = await begin(dashboard, viewer, fields)
-    except PageProblem as error:
-        return answer(request, error.status, str(error))
     except ApiError as error:
         return answer(request, error.status, error.message)
     stream = lines(dashboard, viewer, versions, completions)
@@ -78,14 +77,14 @@ async def compare(request: Request) -> Response:
 async def begin(
     dashboard: Dashboard, viewer: Viewer, fields: Fields
 ) -> tuple[tuple[int, int], tuple[Completion, Completion]]:
-    """Start both answers, on sides that chance decides. Raises PageProblem and ApiError."""
+    """Start both answers, on sides that chance decides. Raises ApiError."""
     text = fields.get("text", "").strip()
     if not text or len(text) > MAX_QUESTION_CHARACTERS:
-        raise PageProblem(400, f"Ask something, in at most {MAX_QUESTION_CHARACTERS} characters.")
+        raise ApiError(400, f"Ask something, in at most {MAX_QUESTION_CHARACTERS} characters.")
     chosen = [number_in(fields, "one"), number_in(fields, "other")]
     offered = {version for version, _ in choices(dashboard)}
     if chosen[0] == chosen[1] or not offered.issuperset(chosen):
-        raise PageProblem(400, "Choose two different policies from the lists.")
+        raise ApiError(400, "Choose two different policies from the lists.")
     secrets.SystemRandom().shuffle(chosen)
     name = secrets.token_hex(6)
     started: list[Completion] = []
@@ -102,7 +101,7 @@ async def begin(
 async def ask(dashboard: Dashboard, viewer: Viewer, text: str, version: int, session: str) -> Completion:
     service = dashboard.server.service
     body = to_json({"messages": [{"role": "user", "content": text}], "max_tokens": MAX_ANSWER_TOKENS})
-    raw = RawRequest(body, parse_request, viewer.owner, {"x-session-id": session})
+    raw = RawRequest(body, partial(parse, ChatRequest), viewer.owner, {"x-session-id": session})
     try:
         return (await service.begin(raw, lambda: "chatcmpl-", version))[1]
     except VersionGone:
@@ -110,7 +109,7 @@ async def ask(dashboard: Dashboard, viewer: Viewer, text: str, version: int, ses
             held = await dashboard.server.operations.hold(version)
             return (await service.begin(raw, lambda: "chatcmpl-", held))[1]
         except (OperationFailed, VersionGone) as error:
-            raise PageProblem(409, str(error)) from error
+            raise ApiError(409, str(error)) from error
 
 
 async def lines(
@@ -156,7 +155,7 @@ async def vote(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
     """Record which answer is better, as explicit feedback on both, and say which policy gave which."""
     comparison = dashboard.comparisons.take(fields.get("comparison", ""), viewer.owner)
     if comparison is None:
-        raise PageProblem(404, "This comparison is over. Ask again.")
+        raise ApiError(404, "This comparison is over. Ask again.")
     better = fields.get("better", "")
     sides = zip(SIDES, comparison.versions, strict=True)
     names = " ".join(f"{side.capitalize()}: {name(version)}." for side, version in sides)
@@ -167,7 +166,7 @@ async def vote(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
             score = 1.0 if side == better else -1.0
             await dashboard.ledger.write(add_feedback, viewer.owner, completion, 0, Feedback(score))
     except (UnknownTurn, CannotJudge) as error:
-        raise PageProblem(409, f"{names} The vote was not recorded: {error}") from error
+        raise ApiError(409, f"{names} The vote was not recorded: {error}") from error
     return f"{names} Your vote is recorded.", ""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.service import ServerState
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.live.access import Access, Viewer
@@ -89,14 +90,6 @@ class LiveRun:
 
 #: Reads what a page shows, for its viewer.
 ReadPage = Callable[[Connection, Viewer], dict[str, Any]]
-
-
-class PageProblem(Exception):
-    """A page that cannot be shown; the message says why."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Dashboard:
@@ -182,8 +175,8 @@ class Dashboard:
 
         try:
             return HTMLResponse(await self.threads.run(make), headers=HEADERS)
-        except PageProblem as error:
-            return self.problem(request, viewer, error.status, str(error))
+        except ApiError as error:
+            return self.problem(request, viewer, error.status, error.message)
         except (LedgerUnusable, CaptureSuspended) as error:
             return self.problem(request, viewer, 503, str(error))
 

@@ -6,10 +6,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openclaw_rl.api.errors import ApiError
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.evaluations import read_evaluations
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
-from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, dashboard_of, whole_number
+from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, dashboard_of, whole_number
 from openclaw_rl.dashboard.live.screenshots import latest_shots
 from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, reward_charts, step_charts, step_row
 from openclaw_rl.dashboard.views.turn import from_card
@@ -87,7 +88,7 @@ async def step(request: Request) -> Response:
     def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
         update = pages.find_update(db, request.path_params["number"])
         if update is None or not may_see(dashboard, viewer, update):
-            raise PageProblem(404, "There is no such training step.")
+            raise ApiError(404, "There is no such training step.")
         batch = pages.update_batch(db, update, viewer.owner)
         return {
             "update": update,

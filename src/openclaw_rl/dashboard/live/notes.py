@@ -8,11 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openclaw_rl.api.errors import ApiError
 from openclaw_rl.dashboard.live.access import Viewer
-from openclaw_rl.dashboard.live.actions import Fields, ledger_of, number_in, rating_problems
-from openclaw_rl.dashboard.live.dashboard import Dashboard, PageProblem, dashboard_of
+from openclaw_rl.dashboard.live.actions import Fields, ledger_of, number_in
+from openclaw_rl.dashboard.live.dashboard import Dashboard, dashboard_of
 from openclaw_rl.ledger import notes, practices
-from openclaw_rl.ledger.errors import CannotPractise, TooManyNotes, UnknownNote
 from openclaw_rl.ledger.examples import MAX_EXAMPLE_CHARACTERS
 from openclaw_rl.ledger.notes import MAX_NOTE_CHARACTERS
 from openclaw_rl.ledger.pages import find_turns
@@ -89,17 +89,12 @@ def outcome_words(outcomes: NoteOutcomes, when: str) -> str:
 async def change(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
     """Add, edit, pin, unpin or remove a note or an example of the viewer, or practise a note."""
     if not dashboard.server.service.uses_notes:
-        raise PageProblem(409, "This server uses no notes (--no-notes).")
+        raise ApiError(409, "This server uses no notes (--no-notes).")
     changes = {"add": add, "edit": edit, "pin": pin, "unpin": pin, "remove": remove, "practise": practise, "stop": stop}
     chosen = changes.get(fields.get("do", ""))
     if chosen is None:
-        raise PageProblem(400, "The form does not say what to do.")
-    try:
-        return await chosen(dashboard, viewer, fields), ""
-    except UnknownNote as error:
-        raise PageProblem(404, str(error)) from error
-    except (TooManyNotes, CannotPractise) as error:
-        raise PageProblem(409, str(error)) from error
+        raise ApiError(400, "The form does not say what to do.")
+    return await chosen(dashboard, viewer, fields), ""
 
 
 async def add(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> str:
@@ -138,7 +133,7 @@ async def remove(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> str:
 
 async def practise(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> str:
     if reason := dashboard.server.operations.why_no_practice():
-        raise PageProblem(409, reason)
+        raise ApiError(409, reason)
     await ledger_of(dashboard).write(practices.request, number_in(fields, "note"), viewer.owner)
     return "It is practised as soon as nobody needs the machine."
 
@@ -153,20 +148,19 @@ async def correct(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple
     wanted = text_in(fields, "correction", MAX_EXAMPLE_CHARACTERS)
     cards = await dashboard.threads.read(find_turns, viewer.owner, [number_in(fields, "turn")])
     if not cards:
-        raise PageProblem(404, "You have no such turn.")
-    with rating_problems():
-        feedback = Feedback(-1.0, correction=wanted)
-        write = ledger_of(dashboard).write
-        is_example = await write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
+        raise ApiError(404, "You have no such turn.")
+    feedback = Feedback(-1.0, correction=wanted)
+    write = ledger_of(dashboard).write
+    is_example = await write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
     if is_example and dashboard.server.service.uses_notes:
         return "Kept as an example, from your next conversation on.", ""
     return "Recorded as your verdict. It is no example, as with tools or a very long question.", ""
 
 
 def text_in(fields: Fields, name: str, longest: int) -> str:
-    """A text of a form. Raises PageProblem."""
+    """A text of a form. Raises ApiError."""
     # Browsers send the line ends of a form as two signs.
     text = fields.get(name, "").replace("\r\n", "\n").strip()
     if not text or len(text) > longest:
-        raise PageProblem(400, f"Write 1 to {longest} characters.")
+        raise ApiError(400, f"Write 1 to {longest} characters.")
     return text

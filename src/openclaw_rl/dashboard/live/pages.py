@@ -6,10 +6,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.routes.health import details
 from openclaw_rl.dashboard.components.render import ASSETS, asset, asset_url, render
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
-from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, dashboard_of, whole_number
+from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, dashboard_of, whole_number
 from openclaw_rl.dashboard.live.screenshots import images
 from openclaw_rl.dashboard.views.now import NowView, Tile, amount, memory_bytes, now_view, size
 from openclaw_rl.dashboard.views.turn import compare_hints, from_card, token_view
@@ -125,7 +126,7 @@ async def session(request: Request) -> Response:
     def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
         card = find_session(db, viewer.owner, request.path_params["number"])
         if card is None:
-            raise PageProblem(404, "You have no such session. It may have been forgotten.")
+            raise ApiError(404, "You have no such session. It may have been forgotten.")
         turns = turn_page(db, card.number, before, TURNS_ON_A_PAGE + 1)
         shown = turns[-TURNS_ON_A_PAGE:]
         folder = folder_name(card.key.id)

@@ -25,6 +25,8 @@ P = ParamSpec("P")
 THREADS = 2
 #: A page that has heard nothing for so long is sent an empty comment, so that proxies keep the connection.
 KEEPALIVE_SECONDS = 20.0
+#: How often the server's numbers are looked at, and the least time between two messages to a page.
+PULSE_SECONDS, MIN_INTERVAL = 2.0, 0.25
 #: The most pages that one owner can have open at once.
 MAX_PAGES = 100
 KEEPALIVE = b": still here\n\n"
@@ -62,25 +64,15 @@ class ChangeFeed:
 
     - The ledger's writer wakes it. Nothing polls the database.
     - A page that reconnects with the number of its last event misses no change.
-    - A page gets at most one message every `min_interval` seconds, however much is written.
+    - A page gets at most one message every `MIN_INTERVAL` seconds, however much is written.
     - `close` ends all streams, so that the server can stop.
     """
 
-    def __init__(
-        self,
-        threads: PageThreads,
-        pulse: Callable[[], Hashable],
-        *,
-        pulse_seconds: float = 2.0,
-        min_interval: float = 0.25,
-    ) -> None:
-        """`pulse` returns the server's numbers, which are in memory: pages that show them are told when they differ.
-        They are looked at every `pulse_seconds`."""
+    def __init__(self, threads: PageThreads, pulse: Callable[[], Hashable]) -> None:
+        """`pulse` returns the server's numbers, which are in memory: pages that show them are told when they differ."""
         self._threads = threads
         self._ledger = threads.ledger
         self._pulse = pulse
-        self._pulse_seconds = pulse_seconds
-        self._min_interval = min_interval
         self._wakers: dict[asyncio.Event, str] = {}
         self._closed = False
 
@@ -125,8 +117,8 @@ class ChangeFeed:
             for event in events:
                 yield event
                 last_sent = time.monotonic()
-            await asyncio.sleep(self._min_interval)
-            await wait_at_most(self._pulse_seconds if pulse else KEEPALIVE_SECONDS, changed.wait())
+            await asyncio.sleep(MIN_INTERVAL)
+            await wait_at_most(PULSE_SECONDS if pulse else KEEPALIVE_SECONDS, changed.wait())
 
     async def _changes(self, since: int, owner: str) -> PageChanges:
         """What changed; nothing if the ledger cannot be read at the moment: the next change is read with it."""

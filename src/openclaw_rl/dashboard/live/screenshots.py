@@ -9,8 +9,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openclaw_rl.api.errors import ApiError
 from openclaw_rl.dashboard.live.access import Viewer
-from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, dashboard_of
+from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, dashboard_of
 from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.pages import named_session
 from openclaw_rl.ledger.screenshot_folders import FOLDER
@@ -85,7 +86,7 @@ async def page(request: Request) -> Response:
     def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
         shots = shots_of(dashboard, db, viewer, request.path_params["folder"])
         if not shots.images:
-            raise PageProblem(404, "There are no such screenshots.")
+            raise ApiError(404, "There are no such screenshots.")
         return {"shots": shots, "outcome": episodes.outcome}
 
     return await dashboard.page(request, "environments", "screenshots", read, operator_only=True)

@@ -17,17 +17,7 @@ from openclaw_rl.methods.options import TopK
 from openclaw_rl.methods.practice import PracticeMethod
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.tokenizer import token_bytes
-from openclaw_rl.types import (
-    Question,
-    SampleKind,
-    Source,
-    State,
-    StoredTurn,
-    TopTokens,
-    TurnCard,
-    TurnKind,
-    Vote,
-)
+from openclaw_rl.types import Question, SampleKind, Source, State, StoredTurn, TopTokens, TurnCard, TurnKind, Vote
 
 #: What a turn's state is called on a page.
 STATES = {

@@ -4,13 +4,7 @@ from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Learner, LearnerCapabilities, Sampler
-from openclaw_rl.engines.factory import (
-    EngineSettings,
-    LearnerFactory,
-    ModelFiles,
-    Resources,
-    sampler_factory,
-)
+from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, ModelFiles, Resources, sampler_factory
 
 #: What a server with an outside trainer does not have.
 LOST = "no undo or rollback, no gate, no candidates, no top-k distillation, no checkpoints here"

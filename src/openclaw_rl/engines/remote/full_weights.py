@@ -14,13 +14,7 @@ from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone
 from openclaw_rl.engines.remote.model_folder import check_model_folder, has_tied_head
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import DIED, Replica
-from openclaw_rl.engines.remote.sampler import (
-    BASE_FOLDER,
-    CLOSING,
-    RemoteOptions,
-    RemoteSampler,
-    ServedPolicy,
-)
+from openclaw_rl.engines.remote.sampler import BASE_FOLDER, CLOSING, RemoteOptions, RemoteSampler, ServedPolicy
 from openclaw_rl.engines.serving import TokenStream
 from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, ScoreRequest, Scores
 

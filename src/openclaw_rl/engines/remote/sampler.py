@@ -32,7 +32,7 @@ from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica, ReplicaTimes, Router
-from openclaw_rl.engines.serving import Admission, PolicyVersions, TokenStream
+from openclaw_rl.engines.serving import Admission, PolicyHolder, PolicyVersions, TokenStream
 from openclaw_rl.types import BASE_VERSION, SHARED, SampleRequest, SamplingParams, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class RemoteOptions:
     times: ReplicaTimes = field(default_factory=ReplicaTimes)
 
 
-class RemoteSampler:
+class RemoteSampler(PolicyHolder[ServedPolicy]):
     """Implements `Sampler` over one or several servers of one kind, which hold the same policy versions.
 
     * A request finishes on the version on which it began: a version is unloaded only when nobody uses it.
@@ -129,10 +129,6 @@ class RemoteSampler:
             constrains=True,
             advice=f"a {self.dialect.name} server can be started with other arguments",
         )
-
-    @property
-    def newest_version(self) -> int:
-        return self._versions.newest
 
     @property
     def limits(self) -> EngineLimits:
@@ -264,20 +260,8 @@ class RemoteSampler:
             await self._wait_for_server()
         return await self._load_version(version, adapter)
 
-    def newest_of(self, line: str) -> int:
-        return self._versions.newest_of(line)
-
-    def versions_of(self, line: str) -> list[int]:
-        return self._versions.of_line(line)
-
     def _named(self, version: int, policy: PolicyRef) -> ServedPolicy:
         return ServedPolicy(f"{self._prefix}-v{version}", policy.folder)
-
-    def promote(self, version: int) -> None:
-        self._versions.promote(version)
-
-    def retract(self, version: int) -> None:
-        self._versions.retract(version)
 
     def cancel(self, id: int, index: int | None = None) -> None:
         """Stop a request or one of its completions."""

@@ -39,9 +39,8 @@ SESSION_SECONDS = 45.0
 class Heartbeat:
     """Asks a server for its health at intervals; without an address the server is taken to be there."""
 
-    def __init__(self, base_url: str | None, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(self, base_url: str | None) -> None:
         self.base_url = base_url
-        self.beat_seconds = beat_seconds
         self._gone = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
 
@@ -70,11 +69,11 @@ class Heartbeat:
 
     async def _beat(self, base_url: str) -> None:
         missed = 0
-        async with httpx.AsyncClient(timeout=self.beat_seconds) as client:
+        async with httpx.AsyncClient(timeout=BEAT_SECONDS) as client:
             while True:
                 missed = 0 if await answers(client.get(f"{base_url.rstrip('/')}/api/v1/healthz")) else missed + 1
                 self._gone.set() if missed >= MAX_MISSED_BEATS else self._gone.clear()
-                await asyncio.sleep(self.beat_seconds)
+                await asyncio.sleep(BEAT_SECONDS)
 
 
 async def answers(call: Coroutine[Any, Any, httpx.Response]) -> bool:

@@ -22,7 +22,7 @@ from openclaw_rl.engines.base import (
     SamplerCapabilities,
     WeightForm,
 )
-from openclaw_rl.engines.serving import Admission, PolicyVersions, TokenStream, Use
+from openclaw_rl.engines.serving import Admission, PolicyHolder, PolicyVersions, TokenStream, Use
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.remote_policy import Drawn, PolicyLoader, RemotePolicy
@@ -177,7 +177,7 @@ class SamplerOptions:
     """Whether it serves several lines."""
 
 
-class TinkerSampler:
+class TinkerSampler(PolicyHolder[RemotePolicy]):
     """Implements `Sampler`, for one line or for several.
 
     * A request finishes on the version on which it began: no version is evicted while it is in use.
@@ -206,10 +206,6 @@ class TinkerSampler:
     def capabilities(self) -> SamplerCapabilities:
         pins = self.connection.traits.pins_versions
         return replace(sampler_capabilities(), candidates=pins, keeps_base=pins)
-
-    @property
-    def newest_version(self) -> int:
-        return self._versions.newest
 
     @property
     def limits(self) -> EngineLimits:
@@ -290,18 +286,6 @@ class TinkerSampler:
             if is_needed_now:
                 await self._load(version, policy)
             self._versions.add(version, policy, candidate=candidate, line=line, loaded=is_needed_now)
-
-    def newest_of(self, line: str) -> int:
-        return self._versions.newest_of(line)
-
-    def versions_of(self, line: str) -> list[int]:
-        return self._versions.of_line(line)
-
-    def promote(self, version: int) -> None:
-        self._versions.promote(version)
-
-    def retract(self, version: int) -> None:
-        self._versions.retract(version)
 
     def cancel(self, id: int, index: int | None = None) -> None:
         """Stop a request or one of its completions."""

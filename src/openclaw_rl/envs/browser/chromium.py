@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.envs.browser.page import BrowserGone, PageFailed, first_line
+from openclaw_rl.envs.browser.errors import BrowserGone, PageFailed, first_line
 from openclaw_rl.envs.browser.view import quoted
 
 #: The variable that names Chromium, and the names that it is looked for by.

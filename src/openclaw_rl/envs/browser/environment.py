@@ -12,9 +12,9 @@ from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.episode import BrowserEpisode, ScreenshotFolder, writable_folder
 from openclaw_rl.envs.browser.miniwob import MiniWob
-from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import Scene, value_of
 from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SiteTasks, site_examples
+from openclaw_rl.envs.browser.tab import ChromiumPage
 from openclaw_rl.lab.tasks import SPLITS, checked_examples, digest, in_rounds, read_json_lines, split_of
 
 #: The variable by which the published scripts choose what drives the browser, and the only choice.
@@ -42,11 +42,11 @@ class ShowOptions:
 class BrowserEnvironment:
     """Tasks on web pages. Each episode has a browser context of its own: cookies, storage and a way out of its own."""
 
-    def __init__(self, source: TaskSource, chromium: Chromium, show: ShowOptions | None = None):
+    def __init__(self, source: TaskSource, chromium: Chromium, show: ShowOptions) -> None:
         self.about = chromium.about
         self._source = source
         self._chromium = chromium
-        self._show = show or ShowOptions()
+        self._show = show
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._source.tasks(split, seed)
@@ -145,17 +145,17 @@ class AddressScene(Scene):
         super().__init__(chromium, data["url"], None, data.get("max_steps", MAX_STEPS))
         self._data = data
 
-    async def goal(self, page: WebPage) -> str:
+    async def goal(self, page: ChromiumPage) -> str:
         return str(self._data["goal"])
 
-    async def over(self, page: WebPage) -> bool:
+    async def over(self, page: ChromiumPage) -> bool:
         return await self._checked(page) >= 1
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: ChromiumPage) -> Outcome:
         reward = await self._checked(page)
         return Outcome(reward, reward >= 1)
 
-    async def _checked(self, page: WebPage) -> float:
+    async def _checked(self, page: ChromiumPage) -> float:
         value = await value_of(page, self._data["check"])
         if not isinstance(value, bool | int | float):
             raise EnvFailed(f"the check must give true, false or a number, not {value!r:.60}")

@@ -9,8 +9,9 @@ from pathlib import Path
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Outcome, Step, Tool
 from openclaw_rl.envs.browser.actions import FORMS, TOOL, BadAction, BrowserAction, read_action, tool_calls
-from openclaw_rl.envs.browser.page import PageFailed, WebPage
+from openclaw_rl.envs.browser.errors import PageFailed
 from openclaw_rl.envs.browser.scenes import Scene
+from openclaw_rl.envs.browser.tab import ChromiumPage
 from openclaw_rl.envs.browser.view import PageElement, PageView, clean
 from openclaw_rl.lab.commands import new_folder
 from openclaw_rl.ledger.screenshot_folders import folder_name
@@ -32,7 +33,7 @@ class ScreenshotFolder:
         self._name = folder_name(name)
         self._numbers = count()
 
-    async def save(self, page: WebPage) -> bytes:
+    async def save(self, page: ChromiumPage) -> bytes:
         """Take a screenshot and keep it. A page that cannot be drawn leaves a gap."""
         number = next(self._numbers)
         image = await screenshot(page)
@@ -58,18 +59,18 @@ class BrowserEpisode:
     def __init__(
         self,
         scene: Scene,
-        examples: Sequence[Message] = (),
+        examples: Sequence[Message],
         *,
-        offers_tool: bool = False,
-        images: bool = False,
-        record: ScreenshotFolder | None = None,
+        offers_tool: bool,
+        images: bool,
+        record: ScreenshotFolder | None,
     ) -> None:
         self.tools: Sequence[Tool] = [TOOL] if offers_tool else []
         self._scene = scene
         self._examples = examples
         self._images = images
         self._record = record
-        self._page: WebPage | None = None
+        self._page: ChromiumPage | None = None
         self.view = PageView([])
         self._left = list(scene.solution)
         self._first_line = self._steps = self._blind = 0
@@ -115,11 +116,11 @@ class BrowserEpisode:
             await self._scene.close()
 
     @property
-    def _opened(self) -> WebPage:
+    def _opened(self) -> ChromiumPage:
         assert self._page is not None
         return self._page
 
-    async def _do(self, page: WebPage, action: BrowserAction) -> None:
+    async def _do(self, page: ChromiumPage, action: BrowserAction) -> None:
         element: PageElement | None = None
         if action.element is not None:
             element = self.view.element(action.element)
@@ -180,7 +181,7 @@ class BrowserEpisode:
         return "" if number is None else f"Write: {BrowserAction(kind, number, text)}"
 
 
-async def screenshot(page: WebPage) -> bytes:
+async def screenshot(page: ChromiumPage) -> bytes:
     """The visible part of a page; empty if it cannot be had."""
     try:
         return await page.screenshot()

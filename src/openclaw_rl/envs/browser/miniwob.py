@@ -14,9 +14,9 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Outcome, Task
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
-from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, Scene, value_of
 from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, site_examples
+from openclaw_rl.envs.browser.tab import ChromiumPage
 from openclaw_rl.lab.tasks import checked_examples, checked_split, digest, split_of
 
 PACKAGE = "miniwob"
@@ -39,7 +39,7 @@ class MiniWob:
     One task is a page and a seed; the two together belong to one split, by a digest.
     """
 
-    def __init__(self, pages: Any = "all", examples: Any = 2) -> None:
+    def __init__(self, pages: Any, examples: Any) -> None:
         self._folder = html_folder()
         known = sorted(path.stem for path in (self._folder / "miniwob").glob("*.html"))
         names = pages.split(",") if isinstance(pages, str) else list(pages)
@@ -74,13 +74,13 @@ class MiniWobScene(Scene):
         self._folder = folder.resolve()
         self._seed = seed
 
-    async def goal(self, page: WebPage) -> str:
+    async def goal(self, page: ChromiumPage) -> str:
         return str(await value_of(page, START.format(seed=json.dumps(str(self._seed)))))
 
-    async def over(self, page: WebPage) -> bool:
+    async def over(self, page: ChromiumPage) -> bool:
         return bool(await value_of(page, "WOB_DONE_GLOBAL"))
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: ChromiumPage) -> Outcome:
         done, reward, reason = await value_of(page, "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_REASON]")
         if not done:
             return Outcome(UNFINISHED, solved=False, hint="The task was not finished.")

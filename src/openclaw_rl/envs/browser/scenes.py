@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from openclaw_rl.envs.base import EnvFailed, Outcome
 from openclaw_rl.envs.browser.chromium import Chromium
+from openclaw_rl.envs.browser.errors import PageFailed
 from openclaw_rl.envs.browser.gate import Answerer, OriginGate, SiteReply, SiteRequest
-from openclaw_rl.envs.browser.page import PageFailed, WebPage
 from openclaw_rl.envs.browser.site_pages import Move, Site
 from openclaw_rl.envs.browser.tab import ChromiumPage
 
@@ -36,7 +36,7 @@ class Scene(ABC):
         self._address = address
         self._gate = OriginGate(f"{parts.scheme}://{parts.netloc}", answer)
 
-    async def open(self) -> WebPage:
+    async def open(self) -> ChromiumPage:
         """A tab with the first page. Raises EnvFailed."""
         page = ChromiumPage(await self._chromium.open(await self._gate.start()), self._gate)
         try:
@@ -53,13 +53,13 @@ class Scene(ABC):
         await self._gate.close()
 
     @abstractmethod
-    async def goal(self, page: WebPage) -> str:
+    async def goal(self, page: ChromiumPage) -> str:
         """What is asked, in words."""
 
     @abstractmethod
-    async def over(self, page: WebPage) -> bool: ...
+    async def over(self, page: ChromiumPage) -> bool: ...
     @abstractmethod
-    async def outcome(self, page: WebPage) -> Outcome: ...
+    async def outcome(self, page: ChromiumPage) -> Outcome: ...
 
 
 class SiteScene(Scene):
@@ -73,13 +73,13 @@ class SiteScene(Scene):
         self._site = site
         self._goal = data["goal"]
 
-    async def goal(self, page: WebPage) -> str:
+    async def goal(self, page: ChromiumPage) -> str:
         return str(self._goal)
 
-    async def over(self, page: WebPage) -> bool:
+    async def over(self, page: ChromiumPage) -> bool:
         return self._site.over
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: ChromiumPage) -> Outcome:
         return self._site.outcome()
 
 
@@ -94,7 +94,7 @@ def site_reply(site: Site, request: SiteRequest) -> SiteReply:
     return SiteReply(site.get(path).html().encode())
 
 
-async def value_of(page: WebPage, expression: str) -> Any:
+async def value_of(page: ChromiumPage, expression: str) -> Any:
     """The value of a JavaScript expression, on which the task depends. Raises EnvFailed."""
     try:
         return await page.evaluate(expression)

@@ -12,7 +12,7 @@ from typing import Any
 
 from openclaw_rl.envs.base import Outcome
 from openclaw_rl.envs.browser.actions import BrowserAction
-from openclaw_rl.envs.browser.page import PageFailed
+from openclaw_rl.envs.browser.errors import PageFailed
 from openclaw_rl.envs.browser.view import PageElement, PageText, PageView, Part
 
 STYLE = (

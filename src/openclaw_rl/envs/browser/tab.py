@@ -9,8 +9,8 @@ from typing import Any
 from openclaw_rl.envs.browser.accessibility import MAX_NODES, clickable_nodes, read_tree
 from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.chromium import VIEWPORT, ChromiumTab
+from openclaw_rl.envs.browser.errors import BrowserGone, PageFailed
 from openclaw_rl.envs.browser.gate import OriginGate
-from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
 from openclaw_rl.envs.browser.view import PageElement, PageView, quoted
 
 #: How long one command may take, and how long a page may take to settle after an action.
@@ -57,7 +57,7 @@ SET_VALUE = """function(value) {
 
 
 class ChromiumPage:
-    """A page in a tab.
+    """A page in a tab. Every call ends within seconds, whatever the page does; it may raise PageFailed and BrowserGone.
 
     - The tree is Chromium's own, so a page's scripts cannot change how it is read.
     - A script that does not end is ended; every command has a time limit.
@@ -71,7 +71,7 @@ class ChromiumPage:
         self._start = ""
 
     async def open(self, address: str) -> None:
-        """Load the first page. Raises PageFailed and BrowserGone."""
+        """Load the first page."""
         self._start = address
         reply = await self._send("Page.navigate", url=address)
         if error := reply.get("errorText"):
@@ -81,6 +81,7 @@ class ChromiumPage:
             await self._settle()
 
     async def look(self) -> PageView:
+        """What the page shows."""
         await self._end_endless_script()
         counters = await self._send("Memory.getDOMCounters")
         if counters.get("nodes", 0) > MAX_DOM_NODES:
@@ -90,6 +91,7 @@ class ChromiumPage:
         return PageView(read_tree(tree["nodes"], clickable_nodes(snapshot)))
 
     async def perform(self, action: BrowserAction, element: PageElement | None) -> None:
+        """Do an action and wait for what follows from it."""
         await self._end_endless_script()
         match action.kind:
             case "click":
@@ -107,16 +109,19 @@ class ChromiumPage:
         await self._settle()
 
     async def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression on the page."""
         reply = await self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in reply:
             raise PageFailed(f"The script failed: {error_text(reply['exceptionDetails'])}")
         return reply.get("result", {}).get("value")
 
     async def screenshot(self) -> bytes:
+        """The visible part as PNG."""
         reply = await self._send("Page.captureScreenshot", format="png")
         return base64.b64decode(reply["data"])
 
     def notes(self) -> list[str]:
+        """What happened since the last call: dialogs, refused requests, closed windows."""
         notes = self._notes
         self._notes = []
         notes += [f"Refused, because it is outside the task: {quoted(address)}" for address in self._gate.refusals()]

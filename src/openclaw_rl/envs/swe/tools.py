@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from openclaw_rl.envs.base import Tool
-from openclaw_rl.envs.calls import ToolFailed
+from openclaw_rl.envs.calls import ToolFailed, function_tool
 from openclaw_rl.envs.swe.repository import Repository
 from openclaw_rl.envs.swe.suites import TestResult, TestSuite
 
@@ -18,21 +17,15 @@ MAX_HITS = 50
 MAX_FAILURES = 8
 
 
-def _tool(name: str, description: str, required: list[str], **properties: dict[str, Any]) -> Tool:
-    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
-
-
 _TEXT = {"type": "string"}
+EDIT = ("path", "old", "new")
 _NUMBER = {"type": "integer", "minimum": 1}
 TOOLS = [
-    _tool("list_files", "The files of the repository.", [], folder=_TEXT),
-    _tool("read_file", "The lines of a file.", ["path"], path=_TEXT, first_line=_NUMBER),
-    _tool("search", "The lines that contain a text.", ["text"], text=_TEXT),
-    _tool(
-        "edit", "Replace a text that occurs once in a file.", ["path", "old", "new"], path=_TEXT, old=_TEXT, new=_TEXT
-    ),
-    _tool("run_tests", "Run the tests.", []),
+    function_tool("list_files", "The files of the repository.", [], {"folder": _TEXT}),
+    function_tool("read_file", "The lines of a file.", ["path"], {"path": _TEXT, "first_line": _NUMBER}),
+    function_tool("search", "The lines that contain a text.", ["text"], {"text": _TEXT}),
+    function_tool("edit", "Replace a text that occurs once in a file.", EDIT, dict.fromkeys(EDIT, _TEXT)),
+    function_tool("run_tests", "Run the tests.", [], {}),
 ]
 
 

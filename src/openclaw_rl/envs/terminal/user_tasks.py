@@ -119,7 +119,8 @@ def read_task(folder: Path, sandbox: Sandbox) -> Task:
             raise ConfigError(f"{place}: {key} must be of type {KEYS[key].__name__}.")
     environment = _table(given, "environment")
     verifier = _table(given, "verifier")
-    instruction = given.get("instruction") or _text_of(folder / "instruction.md")
+    file = folder / "instruction.md"
+    instruction = given.get("instruction") or (file.read_text() if file.is_file() else "")
     check = next((name for name in CHECKS if (folder / name).is_file()), None)
     if not instruction or check is None:
         raise ConfigError(f"The task {folder} has no {'check.sh' if instruction else 'instruction'}.")
@@ -166,7 +167,3 @@ def partial_credit(output: str) -> float:
 def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = given.get(name, {})
     return table if isinstance(table, dict) else {}
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""

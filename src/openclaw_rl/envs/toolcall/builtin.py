@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from openclaw_rl.envs.base import Tool
-from openclaw_rl.envs.calls import ExpectedCall, ToolFailed
+from openclaw_rl.envs.calls import ExpectedCall, ToolFailed, function_tool
 
 #: The largest number that tools take, so that results stay readable.
 LARGEST = 1e12
@@ -133,13 +133,7 @@ def _date(text: str) -> datetime.date:
 
 
 def _tool(name: str, description: str, /, **properties: Mapping[str, Any]) -> Tool:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return function_tool(name, description, list(properties), properties)
 
 
 _NUMBER = {"type": "number"}

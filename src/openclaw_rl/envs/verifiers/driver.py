@@ -1,7 +1,6 @@
 """Runs episodes of a verifiers environment: its own agents talk to the server, and its rewards come back by session."""
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +8,10 @@ from uuid import uuid4
 
 from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.connection import MAX_ERROR_CHARACTERS, MAX_TASK_CHARACTERS, PolicyServer, report
-from openclaw_rl.envs.driver import FAREWELL_SECONDS, STOPPED, Pacer, RolloutPlan, RolloutWatcher, run_name
+from openclaw_rl.envs.driver import Pacer, RolloutPlan, RolloutWatcher, give_up, run_name
 from openclaw_rl.envs.host import check_number
 from openclaw_rl.envs.tally import AttemptResult, Tally
 from openclaw_rl.envs.verifiers.process import RunnerProcess
-from openclaw_rl.errors import UserError
 
 #: verifiers has no word for a solved task. Its rewards usually end at 1.
 SOLVED_REWARD = 1.0
@@ -115,16 +113,13 @@ class VerifiersDriver:
         return {"group": group, "group_size": self.plan.group} if group and self.plan.group > 1 else {}
 
     async def _give_up(self) -> None:
-        """Say that attempts without an end have failed, so that no group waits for them."""
-        reports = [
-            report(self.server, f"{group}-stopped-{number}", {**self._group_body(group), "error": STOPPED})
+        unfinished = {
+            f"{group}-stopped-{number}": self._group_body(group)
             for group, ended in self._ended.items()
             if group and self.plan.group > 1
             for number in range(ended, self.plan.group)
-        ]
-        with contextlib.suppress(TimeoutError, UserError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await asyncio.gather(*reports, return_exceptions=True)
+        }
+        await give_up(self.server, unfinished)
 
     def _settings(self, model: str) -> dict[str, Any]:
         """What the runner is told: everything that it has to know, as JSON values."""

@@ -28,6 +28,8 @@ NAMES = ("get_reward_model", "score", "RewardModel", "Judge")
 CODE_ERRORS = (Exception, SystemExit)
 #: At most this many calls may hang, because each keeps a thread.
 MAX_HANGING_CALLS = 8
+#: Seconds until a judge with too many hanging calls is tried again.
+HANGING_PAUSE = 10.0
 THREAD_NAME = "custom-judge"
 
 
@@ -71,11 +73,9 @@ class CustomJudge(BreakableJudge):
 
     source = Source.CUSTOM
 
-    def __init__(self, path: str, settings: dict[str, Any], timeout: float, hanging_pause: float = 10.0) -> None:
-        """`hanging_pause`: seconds until a judge with too many hanging calls is tried again."""
+    def __init__(self, path: str, settings: dict[str, Any], timeout: float) -> None:
         super().__init__()
         self.timeout = timeout
-        self.hanging_pause = hanging_pause
         self._threads = CallThreads()
         self._score, self._hint, self._wishes = judge_methods(load_plugin(path, OPTION, NAMES), path, settings)
         module = sys.modules.get(getattr(self._score, "__module__", None) or "")
@@ -104,7 +104,7 @@ class CustomJudge(BreakableJudge):
             raise JudgeDown(
                 f"{self._threads.hanging} calls of {self.file.name} took longer than --judge-timeout {self.timeout:g} "
                 "and still hang; correct it and restart the server",
-                self.hanging_pause,
+                HANGING_PAUSE,
             )
         arguments = (case.request, case.response, case.outcome)
         limit = asyncio.timeout(self.timeout)

@@ -96,7 +96,7 @@ def _filter(machine: str, process: int) -> list[bytes]:
     name, column = MACHINES[machine]
     steps = [_step(LOAD, MACHINE_AT), _step(EQUAL, name, if_true=1), _step(RETURN, KILL), _step(LOAD, NUMBER_AT)]
     rules = [(row, [_step(RETURN, ALLOW)]) for row in HARMLESS.split(",")]
-    rules += [(OPEN, _without_bits(1, WRITING)), (OPENAT, _without_bits(2, WRITING))]
+    rules += [(OPEN, _read_only(1)), (OPENAT, _read_only(2))]
     rules += [(FCNTL, _one_of(1, FCNTL_COMMANDS))]
     rules += [(row, _one_of(0, [process])) for row in SIGNALS]
     # A process may read its own limits: the process id and the pointer to new limits, in two halves, must be 0.
@@ -130,8 +130,8 @@ def _argument(place: float) -> bytes:
     return _step(LOAD, ARGUMENTS_AT + int(8 * place))
 
 
-def _without_bits(place: int, bits: int) -> list[bytes]:
-    return [_argument(place), _step(ANY_BIT, bits, if_false=1), _step(RETURN, REFUSE), _step(RETURN, ALLOW)]
+def _read_only(place: int) -> list[bytes]:
+    return [_argument(place), _step(ANY_BIT, WRITING, if_false=1), _step(RETURN, REFUSE), _step(RETURN, ALLOW)]
 
 
 def _one_of(place: int, values: Sequence[int]) -> list[bytes]:
