@@ -63,6 +63,7 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
             cuda_device="" if local.on_ray else cuda_names(settings.split.local_sampler),
             pack_weights=local.pack_weights,
             quantize=local.quantize,
+            trusts_code=engine.trust_remote_code,
             measurements=settings.cache,
         )
         return LocalSampler(options, engine.max_queue, launcher_for(settings, resources, "sampler", SAMPLER_SPINS))
@@ -148,6 +149,7 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
             base_model=model.model_name or EMBEDDED,
             cpu_dtype=sampler.cpu_dtype if isinstance(sampler, LocalSampler) else "float32",
             quantize=local.quantize,
+            trusts_code=settings.engine.trust_remote_code,
             custom_loss=settings.custom_loss,
             cuda_device="" if local.names_gpus or local.on_ray else cuda_names(gpus),
             ranks=RankOptions(devices, local.shard_weights) if len(devices) > 1 else None,
@@ -212,7 +214,7 @@ def check_model(settings: EngineSettings) -> None:
 
 def usable(settings: EngineSettings, folder: Path) -> Path:
     """The folder, if its model can be run with these options. Raises UserError."""
-    config = read_json_object(runnable(folder) / "config.json")
+    config = read_json_object(runnable(folder, trusts_code=settings.engine.trust_remote_code) / "config.json")
     local = settings.section(LocalOptions)
     option = "--lora-rank 0" if settings.model.full_weights else "--shard-weights" if local.shard_weights else ""
     if option and not has_own_decoder(config):

@@ -402,7 +402,10 @@ def main(connection: Connection, options: WorkerOptions) -> None:
         try:
             choice = choose_dtype(options)
             device, dtype = placement(options.device, choice.dtype)
-            decoder, shared = share(load_language_model(options.model, dtype, device, quantize=options.quantize))
+            loaded = load_language_model(
+                options.model, dtype, device, quantize=options.quantize, trusts_code=options.trusts_code
+            )
+            decoder, shared = share(loaded)
             worker = Worker(decoder, options)
         except Exception as error:
             log.debug("loading failed", exc_info=True)
