@@ -43,15 +43,16 @@ EMBEDDED_MAX_TOKENS = 512
 
 #: A folder with the first file holds an adapter, a folder without it a whole model.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TOKENIZER = "tokenizer.json"
 #: The file that refers to a policy that Tinker stores.
 ON_TINKER = "tinker.json"
 #: The files of a model other than its weights.
-COMPANION_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
+COMPANION_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
 #: The files of a checkpoint other than the policy: its record, and the state that the learner resumes from.
 NOT_THE_POLICY = re.compile(r"checkpoint\.json|learner\..*")
 
 #: The files of a Hub repository that serving and training read.
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.py", "tokenizer*"]
 #: The files that are read of a model that runs elsewhere.
 TOKENIZER_FILES = ["config.json", "generation_config.json", "*.jinja", "tokenizer*"]
 
@@ -157,7 +158,8 @@ def looks_like_path(name: str) -> bool:
 def complete(folder: Path) -> Path:
     """The folder, if it holds a whole model for any engine. Raises ModelNotFound if it does not."""
     if missing := missing_files(folder):
-        raise ModelNotFound(f"{folder} is not a model folder: it has no {missing[0]}.")
+        form = ", the only form in which a tokenizer is read" if missing[0] == TOKENIZER else ""
+        raise ModelNotFound(f"{folder} is not a model folder: it has no {missing[0]}{form}.")
     read_json_object(folder / "config.json")
     return folder
 
@@ -170,7 +172,7 @@ def longest_context(folder: Path) -> int | None:
 
 def missing_files(folder: Path) -> list[str]:
     """The files that every engine reads and the folder lacks. Raises BadModelFolder."""
-    needed = ["config.json", "tokenizer.json"]
+    needed = ["config.json", TOKENIZER]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         shards = read_json_object(index).get("weight_map")
@@ -265,8 +267,10 @@ def read_gguf(gguf: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with gguf_read_once():
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        # Code beside the file is not run, nor is anybody asked whether it may be.
+        given: Any = {"gguf_file": gguf.name, "trust_remote_code": False}
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **given)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **given)
     # Transformers still regards a de-quantised model as quantised and refuses to save it; so copy it to a new model.
     settings = quantised.config.to_dict()
     settings.pop("quantization_config", None)

@@ -30,7 +30,7 @@ def changed(model: Path, folder: Path, **changes: object) -> Path:
         ),
         (
             {"architectures": ["MyModel"], "model_type": "mine", "auto_map": {"AutoModelForCausalLM": "mine.MyModel"}},
-            r"its folder wants to run code of its own \(auto_map in config.json\), which this program never does",
+            r"which only its own code mine.MyModel knows: it would run .* allow it with --trust-remote-code",
         ),
         ({"architectures": None}, "holds a model without a named family"),
         (

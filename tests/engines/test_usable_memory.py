@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from openclaw_rl.engines.host import usable_memory
+from openclaw_rl.engines.local.model import placement
 from openclaw_rl.engines.local.process import sampler_worker
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 
@@ -64,7 +65,7 @@ def test_the_first_version_of_control_groups(tmp_path: Path, limit: int, expecte
 def test_the_cache_of_keys_and_values_takes_a_quarter(
     monkeypatch: pytest.MonkeyPatch, free: int, expected: int
 ) -> None:
-    monkeypatch.setattr(sampler_worker, "usable_memory", lambda: free)
+    monkeypatch.setattr(placement, "usable_memory", lambda: free)
     assert (
         sampler_worker.cache_bytes(WorkerOptions(Path(), "cpu", "float32", 4, None, None, 2, 4), torch.device("cpu"))
         == expected

@@ -150,12 +150,13 @@ def test_where_the_model_runs_is_the_owner_s_choice(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('dtype = "float32"\nbatch_size = 2\n')
     environment = {"BACKEND": "local", "KV_CACHE_GIB": "3", "OPENCLAW_RL_CACHE": "/cache", "SGLANG_API_KEY": "abc"}
-    machine = machine_of(load({"device": "cpu"}, environment, file).config)
+    machine = machine_of(load({"device": "cpu", "trust_remote_code": True}, environment, file).config)
     options = build_parser().parse_args(["demo"])
     (plan,) = make_plans(machine, options, tmp_path)
     for flags in (server_flags(machine, "base"), plan.flags):
         told = build_parser().parse_args(["serve", *flags])
         assert (told.device, told.backend, told.dtype, told.cache_dir) == ("cpu", "local", "float32", "/cache")
+        assert told.trust_remote_code
         assert "abc" not in flags
     assert build_parser().parse_args(["serve", *server_flags(machine, "base")]).kv_cache_gib == "3.0"
     # The demo's own settings stay what they are.

@@ -414,15 +414,16 @@ class TestTemplates:
             with pytest.raises(ChatError, match=name):
                 renderer.text([user("Hello")], (), {name: "x"})
 
-    def test_a_missing_template_is_said_if_the_tokenizer_does_not_know_chatml(
+    def test_a_missing_template_is_said_in_a_sentence(
         self, tiny_model: Path, folder_with: ChangeFolder, caplog: pytest.LogCaptureFixture
     ) -> None:
         tokenizer = (tiny_model / "tokenizer.json").read_text().replace("<|im_start|>", "<start_of_turn>")
         ChatRenderer(folder_with(chat_template=None, tokenizer=tokenizer))
-        assert "has no chat template, and its tokenizer does not know ChatML" in caplog.text
+        assert "no chat template, so ChatML is used, which its tokenizer does not know: put the template" in caplog.text
 
-    def test_without_a_template_it_is_chatml(self, folder_with: ChangeFolder) -> None:
+    def test_without_a_template_it_is_chatml(self, folder_with: ChangeFolder, caplog: pytest.LogCaptureFixture) -> None:
         renderer = ChatRenderer(folder_with(chat_template=None))
+        assert "which its tokenizer knows: put the template that the model was trained with there" in caplog.text
         assert renderer.text([{"role": "system", "content": "Be brief."}, user("Hello")]) == (
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
         )

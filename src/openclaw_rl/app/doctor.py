@@ -26,7 +26,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts
 from openclaw_rl.connect.files import addition, is_connected
 from openclaw_rl.engines.factory import ModelFiles
-from openclaw_rl.engines.host import usable_memory
+from openclaw_rl.engines.host import SHARES_MEMORY, usable_memory
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.memory import BITS
 from openclaw_rl.engines.upstream.options import UpstreamOptions
@@ -122,6 +122,8 @@ def gpu(config: Config) -> Finding:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         return ok(f"{torch.cuda.get_device_name()}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
+    if torch.backends.mps.is_available():
+        return note("an Apple GPU, which --device mps uses; that is written for it and has never run on one")
     if NVIDIA_DRIVER.exists():
         mend = "install the build for CUDA: https://pytorch.org/get-started"
         return note(f"there is an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU", mend)
@@ -138,7 +140,8 @@ def precision(config: Config) -> Finding:
 def memory(config: Config) -> Finding:
     """Whether the weights fit into the free memory."""
     free = usable_memory() / GIB
-    needed = SERVER_GIB + weights_gib(config)
+    has_one_copy = not config.learns or (SHARES_MEMORY and config.section(LocalOptions).device != "mps")
+    needed = SERVER_GIB + weights_gib(config) * (1 if has_one_copy else 2)
     who = "server" if config.engine.takes_text else "model"
     text = f"{free:.1f} GiB free; the {who} needs about {needed:.1f} GiB"
     return ok(text) if free > needed else broken(text, "end other programs, or choose a smaller --model-name")

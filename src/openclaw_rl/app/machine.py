@@ -26,4 +26,10 @@ def machine_of(config: Config) -> Machine:
 
 
 def _flags(config: Config, names: list[str]) -> tuple[str, ...]:
-    return tuple(part for name in names for part in (flag(name), str(config.value(name))))
+    return tuple(part for name in names for part in _arguments(flag(name), config.value(name)))
+
+
+def _arguments(flag: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (flag if value else flag.replace("--", "--no-", 1),)
+    return flag, str(value)

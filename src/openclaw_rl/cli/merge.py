@@ -150,7 +150,8 @@ def base_model(config: Config) -> Path:
     from openclaw_rl.engines.local.families import quantisation_of, runnable
     from openclaw_rl.models import fetch_model, read_json_object
 
-    folder = runnable(fetch_model(config.model.model_name, config.run.cache))
+    # Only tensors are read: code in the folder never runs.
+    folder = runnable(fetch_model(config.model.model_name, config.run.cache), trusts_code=True)
     if quantisation_of(read_json_object(folder / "config.json")):
         raise UserError(f"{folder} holds quantised weights: give the original model with --model-name.")
     return folder

@@ -29,7 +29,7 @@ SIGNS = ("good", "neutral", "bad", "abstains")
 
 def add(commands: Any) -> None:
     judging = [name for name, field in FIELDS.items() if option_of(field).group == "Judge"]
-    model = ("model_name", "teacher_model_name", "cache_dir", "device", "seed")
+    model = ("model_name", "trust_remote_code", "teacher_model_name", "cache_dir", "device", "seed")
     parser = add_command(commands, "rejudge", DOC, run, (*RUN_OPTIONS, *judging, *model))
     parser.usage = "openclaw-rl rejudge [options]"
     parser.add_argument(

@@ -20,7 +20,7 @@ DOC = "write a page about a run: curves, verdicts, turns token by token, answers
 
 
 def add(commands: Any) -> None:
-    model = ("model_name", "cache_dir", "device", "dtype", "method")
+    model = ("model_name", "trust_remote_code", "cache_dir", "device", "dtype", "method")
     parser = add_command(commands, "report", DOC, run, (*RUN_OPTIONS, *model, *KEY_OPTIONS))
     parser.usage = "openclaw-rl report [options] [RUN_DIR]"
     parser.add_argument("run_dir", nargs="?", default=argparse.SUPPRESS, metavar="RUN_DIR", help="the run's directory")

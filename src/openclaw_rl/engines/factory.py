@@ -100,7 +100,8 @@ class EngineSettings:
     def trained(self, policies: int) -> Trained:
         """What is trained, and that a sampler holds so many policy versions: for the memory that this takes."""
         local = self.section(LocalOptions)
-        width = 4 if local.dtype == "float32" else 2
+        dtype = "float32" if (local.dtype, local.device) == ("auto", "mps") else local.dtype
+        width = 4 if dtype == "float32" else 2
         lines = policies if self.engine.policy_per_user else 1
         bits = BITS[local.quantize]
         model = self.model

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESS_IDS = "/proc/self/ns/pid"
 LOOPBACK = {"darwin": "lo0"}.get(sys.platform, "lo")
+#: Whether processes of this machine can open each other's weights.
+SHARES_MEMORY = hasattr(os, "memfd_create")
 #: Linux's request for the address of an interface.
 SIOCGIFADDR = 0x8915
 #: A struct ifreq: the interface's name, and a socket address whose last four bytes of eight are the IPv4 address.

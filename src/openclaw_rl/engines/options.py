@@ -94,6 +94,11 @@ class EngineOptions(Section):
         "of --teacher-model-name or else the policy's base model.",
         shown="no other servers",
     )
+    trust_remote_code: bool = option(
+        False,
+        "Run the Python code in the model's folder where nothing else can compute the model. It gets all your rights: "
+        "read it first.",
+    )
     max_context_tokens: int | None = option(
         None, "Most tokens of a prompt and its answer together.", shown="what the model allows, at most 32768", ge=16
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from openclaw_rl.engines.factory import EngineSettings, SamplerFactory
 
 #: Options of the server for which model runs where.
-MODEL_OPTIONS = ("model_name", "cache_dir", "device", "seed")
+MODEL_OPTIONS = ("model_name", "trust_remote_code", "cache_dir", "device", "seed")
 #: All built-in methods, in the order in which they are shown: the newest first.
 METHODS = tuple(reversed(BUILT_IN))
 #: The environment variable with the key of the model that plays the person.

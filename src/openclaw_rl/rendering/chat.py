@@ -119,11 +119,13 @@ class ChatRenderer:
             self.template = ChatTemplate(self.tokenizer.template or CHATML)
         except TemplateSyntaxError as error:
             raise BadModelFolder(f"The chat template in {folder} is broken: {error}.") from None
-        if not self.tokenizer.template and self.tokenizer.backend.token_to_id("<|im_start|>") is None:
+        if not self.tokenizer.template:
+            known = self.tokenizer.backend.token_to_id("<|im_start|>") is not None
             log.warning(
-                "%s has no chat template, and its tokenizer does not know ChatML, which is used instead: put its "
-                "chat_template.jinja there, or expect poor answers.",
+                "%s has no chat template, so ChatML is used, which its tokenizer %s: put the template that the model "
+                "was trained with there, as chat_template.jinja, or expect poor answers.",
                 folder,
+                "knows" if known else "does not know",
             )
         self.reasoning = reasoning_of(self.template.text)
         self._guarded = remembered(self._guard_message)

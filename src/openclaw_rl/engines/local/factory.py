@@ -7,6 +7,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, LearnerCapabilities, Sampler, SamplerCapabilities, WeightForm
 from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, ModelFiles, Resources, SamplerFactory
 from openclaw_rl.engines.gpus import environment_of
+from openclaw_rl.engines.host import SHARES_MEMORY
 from openclaw_rl.engines.launching import check_launcher, launcher_for
 from openclaw_rl.engines.local.families import describe_family, has_own_decoder, quantisation_of, runnable
 from openclaw_rl.engines.local.family_size import size_of_model
@@ -19,6 +20,10 @@ from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, Ra
 from openclaw_rl.engines.memory import EngineProcess, ModelSize, learner_memory, sampler_memory
 from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context, read_json_object
 
+APPLE = (
+    "--device mps is written for Apple's GPUs and has never run on one. Sampler and learner hold a copy of the "
+    "weights each."
+)
 #: Devices on which a process finds the weights that a local sampler shares.
 SAMPLERS_DEVICES = ("auto", "cpu", "cuda", "cuda:0")
 
@@ -33,12 +38,12 @@ class LocalFactory:
     def check(self, settings: EngineSettings) -> None:
         check_model(settings)
         check_launcher(settings)
-        if not settings.section(LocalOptions).on_ray:
-            check_device(settings.section(LocalOptions).device)
+        check_device(settings.section(LocalOptions))
 
     def notes(self, settings: EngineSettings) -> str:
         folder = find_model(settings.model.model_name, settings.cache)
-        return describe_family(folder) if folder else ""
+        device = APPLE if settings.section(LocalOptions).device == "mps" else ""
+        return " ".join(filter(None, (describe_family(folder) if folder else "", device)))
 
 
 class LocalSamplerFactory(LocalFactory, SamplerFactory):
@@ -64,6 +69,7 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
             cuda_device="" if local.on_ray else cuda_names(settings.split.local_sampler),
             pack_weights=local.pack_weights,
             quantize=local.quantize,
+            trusts_code=engine.trust_remote_code,
             measurements=settings.cache,
         )
         return LocalSampler(options, engine.max_queue, launcher_for(settings, resources, "sampler", SAMPLER_SPINS))
@@ -89,10 +95,10 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
         if local.on_ray:
             return "bfloat16 on a GPU; on a CPU what the sampler measures"
         from openclaw_rl.engines.local.model.cpu_precision import choose_on_cpu
-        from openclaw_rl.engines.local.model.placement import find_device
+        from openclaw_rl.engines.local.model.placement import ON_GPU, find_device
 
-        if find_device(local.device).type != "cpu":
-            return "bfloat16 on a GPU"
+        if dtype := ON_GPU.get(find_device(local.device).type):
+            return f"{dtype} on a GPU"
         folder = find_model(settings.model.model_name, settings.cache)
         if folder and not has_own_decoder(read_json_object(folder / "config.json")):
             return "float32"
@@ -152,6 +158,7 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
             base_model=model.model_name or EMBEDDED,
             cpu_dtype=sampler.cpu_dtype if isinstance(sampler, LocalSampler) else "float32",
             quantize=local.quantize,
+            trusts_code=settings.engine.trust_remote_code,
             custom_loss=settings.custom_loss,
             cuda_device="" if local.names_gpus or local.on_ray else cuda_names(gpus),
             ranks=RankOptions(devices, local.shard_weights) if len(devices) > 1 else None,
@@ -176,7 +183,8 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
         for rank in range(ranks):
             device = devices[rank : rank + 1]
             # A local sampler and the learner on the same GPU use one copy of the base weights.
-            shares = samples_here and not local.on_ray and device == split.local_sampler
+            has_one_copy = SHARES_MEMORY and local.device != "mps" and not local.on_ray
+            shares = samples_here and has_one_copy and device == split.local_sampler
             memory = None
             if size is not None:
                 trained = settings.trained(settings.policies_held)
@@ -189,6 +197,8 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
         local = settings.section(LocalOptions)
         if local.dtype != "auto":
             return f"{local.dtype} (--dtype)"
+        if local.device == "mps":
+            return "float32 on a GPU"
         return "bfloat16 on a GPU; on a CPU " + ("what the sampler measures" if local.on_ray else "float32")
 
 
@@ -216,7 +226,7 @@ def check_model(settings: EngineSettings) -> None:
 
 def usable(settings: EngineSettings, folder: Path) -> Path:
     """The folder, if its model can be run with these options. Raises UserError."""
-    config = read_json_object(runnable(folder) / "config.json")
+    config = read_json_object(runnable(folder, trusts_code=settings.engine.trust_remote_code) / "config.json")
     local = settings.section(LocalOptions)
     option = "--lora-rank 0" if settings.model.full_weights else "--shard-weights" if local.shard_weights else ""
     if option and not has_own_decoder(config):
@@ -236,13 +246,18 @@ def check_experts(settings: EngineSettings, folder: Path | None) -> None:
         raise ConfigError(f"--lora-experts needs a model with experts that PEFT can adapt, and {folder} has none.")
 
 
-def check_device(device: str) -> None:
+def check_device(local: LocalOptions) -> None:
     """Raise ConfigError for a device that this machine does not have."""
-    if device == "cuda":
-        import torch
+    if local.device == "mps" and (local.on_ray or len(local.rank_devices()) > 1 or local.names_gpus):
+        raise ConfigError("--device mps is one GPU of this machine: leave out --launcher ray and --learner-ranks.")
+    if local.device not in ("cuda", "mps") or local.on_ray:
+        return
+    import torch
 
-        if not torch.cuda.is_available():
-            raise ConfigError("--device cuda needs a CUDA device, and PyTorch finds none; use --device auto.")
+    if local.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda needs a CUDA device, and PyTorch finds none; use --device auto.")
+    if local.device == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("--device mps needs an Apple GPU, and PyTorch finds none; use --device auto.")
 
 
 SAMPLER = LocalSamplerFactory()

@@ -43,6 +43,8 @@ SUPPORTED_FAMILIES = {
 
 #: Layers that attend, or that are computed as if they did. The others have a state outside attention.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+#: What a config.json calls the code for a model's configuration and for its computation.
+AUTO_CONFIG, CAUSAL_LM = "AutoConfig", "AutoModelForCausalLM"
 _IN_ATTENTION = re.compile(r".*\.\w*(attn|attention)\w*\..*")
 #: PEFT refuses adapters on a linear module of this name, which kernels for Mamba read past it.
 _NOT_BY_PEFT = {("falcon_h1", "out_proj"), ("nemotron_h", "out_proj")}
@@ -58,14 +60,48 @@ def family_of(config: Mapping[str, object]) -> str:
     return str(families[0]) if families and isinstance(families, list) else "model without a named family"
 
 
-def runnable(folder: Path) -> Path:
-    """The folder, if the local engine can run the model in it. Raises ModelNotFound with the reason if not."""
+def runnable(folder: Path, *, trusts_code: bool = False) -> Path:
+    """The folder, if the local engine can run the model in it. Raises ModelNotFound with the reason if not.
+
+    Code in the folder is never run here. `trusts_code`: whether the processes that load the model may run it.
+    """
     config = read_json_object(complete(folder) / "config.json")
     if reason := why_not_decoded(config):
         raise ModelNotFound(f"{folder} holds quantised weights, {reason}; use the original model.")
-    if not has_own_decoder(config) and (reason := why_not_by_transformers(config)):
+    if code := needed_code(config):
+        if reason := why_not_trusted(folder, config, trusts_code=trusts_code):
+            raise ModelNotFound(
+                f"{folder} holds a {family_of(config)}, which only its own code {code} knows: {reason}."
+            )
+    elif not has_own_decoder(config) and (reason := why_not_by_transformers(config)):
         raise ModelNotFound(f"{folder} holds a {family_of(config)}, which the local engine cannot run: {reason}.")
     return folder
+
+
+def needed_code(config: Mapping[str, object]) -> str:
+    """The class of the language model among the code that a folder brings, such as modeling_mine.MyModel.
+
+    Empty if there is none, or if the model is computed without it: then the folder's code is never run.
+    """
+    brought = config.get("auto_map")
+    if not isinstance(brought, dict) or has_own_decoder(config) or model_class(config) is not None:
+        return ""
+    return str(brought.get(CAUSAL_LM, ""))
+
+
+def why_not_trusted(folder: Path, config: Mapping[str, object], *, trusts_code: bool) -> str:
+    """Why the code that a folder brings may not run, as the end of a sentence; empty if it may."""
+    if not trusts_code:
+        return (
+            "it would run on this machine with all your rights, so read it first, and then allow it with "
+            "--trust-remote-code"
+        )
+    brought = config["auto_map"]
+    assert isinstance(brought, dict)
+    for name in filter(None, map(brought.get, (AUTO_CONFIG, CAUSAL_LM))):
+        if not (folder / f"{str(name).partition('.')[0]}.py").is_file():
+            return f"{name} is not in the folder, and code from elsewhere is not fetched: put it there"
+    return ""
 
 
 def quantisation_of(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -122,10 +158,9 @@ def is_adapted(model: Any, path: str, *, has_experts: bool) -> bool:
     return not refused and (not has_experts or _IN_ATTENTION.fullmatch(f"{path}.") is not None)
 
 
-def keeps_state(config: Mapping[str, object]) -> bool:
-    """Whether Transformers keeps a state for each sequence: the model has some outside attention, or its attention
-    cannot be replaced by ours. Then sequences share nothing."""
-    model = model_class(config)
+def keeps_state(config: Mapping[str, object], model: Any) -> bool:
+    """Whether Transformers keeps a state for each sequence of a model of this class: it has some outside attention, or
+    its attention cannot be replaced by ours. Then sequences share nothing."""
     text = config.get("text_config")
     kinds = (text if isinstance(text, dict) else config).get("layer_types")
     has_other_layers = isinstance(kinds, list) and not ATTENDING.issuperset(kinds)
@@ -138,12 +173,13 @@ def why_not_by_transformers(config: Mapping[str, object]) -> str:
     if model is None:
         import transformers
 
-        if config.get("auto_map"):
-            return "its folder wants to run code of its own (auto_map in config.json), which this program never does"
         return f"Transformers {transformers.__version__} has no language model of this name and model_type"
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return "its code in Transformers keeps the state of a text in a form of its own"
-    return ""
+    return "" if takes_state(model) else "its code in Transformers keeps the state of a text in a form of its own"
+
+
+def takes_state(model: Any) -> bool:
+    """Whether a class of models takes the state of a text as Transformers' models do."""
+    return "past_key_values" in inspect.signature(model.forward).parameters
 
 
 def describe_family(folder: Path) -> str:
@@ -169,12 +205,18 @@ def describe_computation(config: Mapping[str, object]) -> str:
         return f"{family_of(config)} is computed by our own decoder. It has {everywhere}, {here}."
     import transformers
 
+    if code := needed_code(config):
+        return (
+            f"{family_of(config)} is computed by code of its own, {code}, which runs in the worker processes only "
+            f"(--trust-remote-code). It is refused there if its log-probs differ from its own without our parts. "
+            f"It has --quantize; not {here}."
+        )
     computed = f"{family_of(config)} is computed by the code of Transformers {transformers.__version__}"
     adapters = (
         "Adapters: on all linear modules, in a mixture of experts on those of attention, and with --lora-experts on "
         "the experts too, without CUDA graphs."
     )
-    if keeps_state(config):
+    if keeps_state(config, model_class(config)):
         return (
             f"{computed}, which keeps a state for each sequence. It is slower: sequences are computed one after "
             f"another, and each reads its whole text. It has --quantize; not {shared}, CUDA graphs, {here}. {adapters}"

@@ -27,7 +27,7 @@ def size_of_model(config: Mapping[str, Any]) -> ModelSize | None:
     try:
         with torch.device("meta"):
             make: Any = transformers.AutoModelForCausalLM.from_config
-            model = make(transformers.AutoConfig.for_model(**settings))
+            model = make(transformers.AutoConfig.for_model(**settings), trust_remote_code=False)
         return size_of_modules(model, stored_bits(config))
     except Exception as error:  # noqa: BLE001 - Transformers raises errors of many types for what it does not know
         log.debug("the sizes cannot be computed: %s", error)

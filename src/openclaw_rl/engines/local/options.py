@@ -14,11 +14,13 @@ class LocalOptions(Section):
     """Where and how the model runs on this machine."""
 
     heading = "Engine"
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device that the local engine runs on.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = option(
+        "auto", "Device that the local engine runs on; mps is an Apple GPU, which auto never chooses."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
-        "Precision of the weights. auto is bfloat16 on CUDA; on a CPU it is bfloat16 where a short measurement at the "
-        "first start shows that it is faster, else float32.",
+        "Precision of the weights. auto is bfloat16 on CUDA and float32 on mps; on a CPU it is bfloat16 where a short "
+        "measurement at the first start shows that it is faster, else float32.",
     )
     quantize: Literal["none", "4bit", "8bit"] = option(
         "none",

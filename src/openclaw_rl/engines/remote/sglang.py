@@ -189,6 +189,8 @@ class SglangSamplerFactory(RemoteSamplerFactory):
         if settings.learns and settings.split.shares_gpus:
             values["mem-fraction-static"] = SHARED_GPU
         flags = ["--enable-priority-scheduling"]
+        if engine.trust_remote_code:
+            flags.append("--trust-remote-code")
         if not settings.model.full_weights:
             held = settings.policies_held
             values |= {

@@ -309,6 +309,8 @@ class VllmSamplerFactory(RemoteSamplerFactory):
         elif has_cuda() and settings.learns and settings.split.shares_gpus:
             values["gpu-memory-utilization"] = SHARED_GPU
         flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
+        if engine.trust_remote_code:
+            flags.append("--trust-remote-code")
         if not settings.model.full_weights:
             values |= adapter_limits(settings)
             # Without the head: on a CPU, vLLM dies when it scores a prompt together with other requests and the head

@@ -61,7 +61,9 @@ def check_agreement(model: ComparedModel, compute: Callable[[Tensor], Tensor], t
 
 def exact_attention(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, object]:
     """Transformers' own attention, in float32: in 16 bits some families round their softmax."""
-    compute = sys.modules[type(module).__module__].eager_attention_forward
+    compute = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if compute is None:
+        raise UnsupportedModel("its code has no eager_attention_forward to compare our attention with")
     wide = (part.float() if isinstance(part, Tensor) and part.is_floating_point() else part for part in (query, *args))
     attended, *others = compute(module, *wide, **kwargs)
     return attended.to(query.dtype), others[0]

@@ -124,7 +124,7 @@ def frequencies_of_transformers(folder: Path, device: torch.device) -> RotaryFre
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         frequencies, scale = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, device)
     except Exception as error:
         # Transformers raises errors of many types for values that it cannot use; some go on for paragraphs.

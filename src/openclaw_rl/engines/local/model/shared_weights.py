@@ -1,8 +1,8 @@
 """One copy of the base weights for several processes of a machine: the sampler shares it, the learner opens it.
 
 On Linux CPUs the weights are moved into anonymous shared memory. The kernel frees it when the last process that uses it
-ends, also after a crash. On CUDA the weights stay where they are and are opened through the driver. Elsewhere every
-process has its own copy.
+ends, also after a crash. On CUDA the weights stay where they are and are opened through the driver. Elsewhere, also
+on Apple GPUs, every process has its own copy.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.host import host_id
+from openclaw_rl.engines.host import SHARES_MEMORY, host_id
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 
 #: Tensors start at multiples of this many bytes, as vector instructions need.
@@ -57,7 +57,7 @@ def share(decoder: LanguageModel) -> tuple[LanguageModel, bytes | None]:
 
         handles = bytes(ForkingPickler.dumps(decoder))
         return decoder, pickle.dumps(SharedFrom(host_id(), gpu_id(decoder.embed.device), handles))
-    if not hasattr(os, "memfd_create"):
+    if not SHARES_MEMORY or decoder.embed.device.type != "cpu":
         return decoder, None
     return _share_memory(decoder)
 

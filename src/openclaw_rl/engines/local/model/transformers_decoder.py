@@ -23,14 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from openclaw_rl.engines.local.families import has_own_decoder, keeps_state
+from openclaw_rl.engines.local.families import has_own_decoder
 from openclaw_rl.engines.local.model.agreement import COMPARED_TOKENS, EXACT, check_agreement, exact_attention
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm, attend_last
 from openclaw_rl.engines.local.model.decoder import TensorFiles, load_decoder
 from openclaw_rl.engines.local.model.experts import DOWN, GATE_UP, adapted_experts
 from openclaw_rl.engines.local.model.language_model import Adapt, Attend, LanguageModel, Projection
-from openclaw_rl.engines.local.model.model_config import MAX_REASON_CHARACTERS, UnsupportedModel
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.quantised_modules import CODES, QuantisedWeight, make_room, quantise_modules
+from openclaw_rl.engines.local.model.transformers_files import in_short, read_model
 from openclaw_rl.engines.local.model.transformers_sizes import (
     AttentionProbe,
     StateSize,
@@ -115,7 +116,7 @@ class TransformersDecoder(LanguageModel):
 
     shape: TransformersSizes
     config: bytes
-    """Of Transformers, pickled."""
+    """The model's class in its folder's code, or None, and its configuration in Transformers, pickled."""
     names: list[tuple[str, int]]
     """Every parameter and buffer by its name in the model, with its place in `tensors`."""
     tensors: list[Tensor] = field(repr=False)
@@ -193,9 +194,11 @@ class TransformersDecoder(LanguageModel):
     def model(self) -> Any:
         """Transformers' modules, with our weights, attention and hooks."""
         with torch.device("meta"):
+            own_class, config = pickle.loads(self.config)
             model = new_model(
-                pickle.loads(self.config),
+                config,
                 self.activation_dtype,
+                own_class=own_class,
                 one_by_one=self.has_quantised_experts,
                 attention=ATTENTION if self.mixes_sequences else None,
             )
@@ -287,9 +290,12 @@ def maybe_twice(layer: int, compute: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def load_transformers_decoder(
-    folder: Path, dtype: torch.dtype, device: torch.device, bits: int = 0
+    folder: Path, dtype: torch.dtype, device: torch.device, bits: int = 0, *, trusts_code: bool = False
 ) -> TransformersDecoder:
-    """Read a model folder with Transformers, and store the layers' weights in so many bits. Raises UnsupportedModel."""
+    """Read a model folder with Transformers, and store the layers' weights in so many bits. Raises UnsupportedModel.
+
+    Only with `trusts_code`, code in the folder is run, if nothing else knows the model.
+    """
     import transformers
 
     # What it reports about a folder is in our own sentences.
@@ -298,34 +304,13 @@ def load_transformers_decoder(
     logs.disable_progress_bar()
     register_attention()
     files = TensorFiles(folder, dtype, CPU, bits)
-    with_state = keeps_state(read_json_object(folder / "config.json"))
-    try:
-        loaded: Any = read_model(
-            folder,
-            files,
-            dtype=dtype,
-            attn_implementation=None if with_state else ATTENTION,
-            experts_implementation=experts_for(dtype, one_by_one=bool(bits)),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-    except UnsupportedModel:
-        raise
-    except Exception as error:
-        # Transformers raises errors of many types for folders that it cannot use; some go on for paragraphs.
-        raise UnsupportedModel(f"Transformers cannot load it: {in_short(error)}") from error
-    model, report = loaded
-    if missing := sorted(report["missing_keys"]):
-        raise UnsupportedModel(f"the checkpoint has no tensor {missing[0]}")
-    if wrong := sorted(report["mismatched_keys"]):
-        raise UnsupportedModel(f"the checkpoint's tensor {wrong[0][0]} has another size than config.json says")
+    experts = experts_for(dtype, one_by_one=bool(bits))
+    model, own_class, with_state = read_model(folder, files, dtype, ATTENTION, experts, trusts_code=trusts_code)
     quantise_modules(model.requires_grad_(False).eval(), files.bits_of, files.all_digits, dtype, device)
-    return decoder_of(model.to(device), with_state=with_state)
+    return decoder_of(model.to(device), own_class, with_state=with_state)
 
 
-def decoder_of(model: Any, *, with_state: bool = False) -> TransformersDecoder:
+def decoder_of(model: Any, own_class: Any = None, *, with_state: bool = False) -> TransformersDecoder:
     """A decoder with the weights of a model of Transformers that uses our attention, or that keeps a state for each
     sequence. Raises UnsupportedModel."""
     shape = look_at_state(model) if with_state else look_at(model)
@@ -337,23 +322,17 @@ def decoder_of(model: Any, *, with_state: bool = False) -> TransformersDecoder:
             places[id(tensor)] = len(tensors)
             tensors.append(tensor.data)
         names.append((name, places[id(tensor)]))
-    return TransformersDecoder(shape, pickle.dumps(model.config), names, tensors)
-
-
-def read_model(folder: Path, files: TensorFiles, **settings: Any) -> Any:
-    """A folder's model. Transformers reads the weights, unless they are quantised."""
-    import transformers
-
-    if not files.quantisation:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, **settings)
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    del config.quantization_config
-    family = getattr(transformers, config.architectures[0])
-    return family.from_pretrained(None, config=config, state_dict=files.state_dict(), **settings)
+    return TransformersDecoder(shape, pickle.dumps((own_class, model.config)), names, tensors)
 
 
 def load_language_model(
-    folder: Path, dtype: torch.dtype, device: torch.device, *, quantize: str = "none", compare: bool = False
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    quantize: str = "none",
+    compare: bool = False,
+    trusts_code: bool = False,
 ) -> LanguageModel:
     """Read a model folder for our own decoder, or else for Transformers. Raises UnsupportedModel.
 
@@ -362,7 +341,7 @@ def load_language_model(
     """
     if has_own_decoder(read_json_object(folder / "config.json")):
         return load_decoder(folder, dtype, device, bits=BITS[quantize])
-    decoder = load_transformers_decoder(folder, dtype, device, BITS[quantize])
+    decoder = load_transformers_decoder(folder, dtype, device, BITS[quantize], trusts_code=trusts_code)
     if compare:
         tokens = min(COMPARED_TOKENS, decoder.shape.max_context)
         positions = torch.arange(tokens, device=device)
@@ -384,12 +363,19 @@ def register_attention() -> None:
     AttentionMaskInterface.register(EXACT, eager_mask)
 
 
-def new_model(config: Any, dtype: torch.dtype, *, one_by_one: bool = False, attention: str | None = ATTENTION) -> Any:
+def new_model(
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    own_class: Any = None,
+    one_by_one: bool = False,
+    attention: str | None = ATTENTION,
+) -> Any:
     """Transformers' modules for a configuration, without weights; without a name, with its own attention."""
     import transformers
 
     register_attention()
-    make: Any = transformers.AutoModelForCausalLM.from_config
+    make: Any = transformers.AutoModelForCausalLM.from_config if own_class is None else own_class._from_config
     experts = experts_for(dtype, one_by_one=one_by_one)
     model = make(config, attn_implementation=attention, experts_implementation=experts, dtype=dtype)
     return model.requires_grad_(False).eval()
@@ -485,7 +471,3 @@ def state_bytes(state: Any) -> int:
 
 def count(calls: dict[str, int], path: str) -> None:
     calls[path] = calls.get(path, 0) + 1
-
-
-def in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:MAX_REASON_CHARACTERS].rstrip(".")

@@ -48,6 +48,8 @@ def run_worker(connection: Connection, module: str, options: object, is_paused: 
         signal.signal(PAUSE_SIGNAL, partial(rest, is_paused, os.getppid()))
     # Drivers and kernels can crash without a message; this writes the line at fault to the server's log.
     faulthandler.enable()
+    # PyTorch reads it when it is imported: operators that an Apple GPU lacks are then computed on the CPU.
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     # What is imported stays. The garbage collector looks at it neither now nor later.
     gc.disable()
     main = importlib.import_module(module).main

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -44,6 +45,12 @@ def main(connection: Connection, options: LearnerOptions) -> None:
     if options.cuda_device:
         # PyTorch looks at the devices at its first use of one, which comes later.
         os.environ["CUDA_VISIBLE_DEVICES"] = options.cuda_device
+    if options.trusts_code:
+        # The sampler's weights name classes in the copy that Transformers keeps of a folder's code.
+        from transformers import dynamic_module_utils
+
+        modules: Any = dynamic_module_utils
+        modules.init_hf_modules()
     # A few small kernels compile here in seconds; a pool of compiler processes has hung before.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -74,7 +81,9 @@ def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrain
     if shared is not None:
         return PolicyTrainer(shared, options)
     device, dtype = placement(options.device, options.dtype, options.cpu_dtype)
-    model = load_language_model(options.model, dtype, device, quantize=options.quantize, compare=True)
+    model = load_language_model(
+        options.model, dtype, device, quantize=options.quantize, compare=True, trusts_code=options.trusts_code
+    )
     return PolicyTrainer(model, options)
 
 

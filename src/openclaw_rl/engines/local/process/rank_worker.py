@@ -41,7 +41,8 @@ def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, sha
     whole = take_up(shared) if shared else None
     if not ranks.place.shards:
         if whole is None:
-            whole = load_language_model(options.model, dtype, ranks.device, quantize=options.quantize, compare=True)
+            given: Any = {"quantize": options.quantize, "trusts_code": options.trusts_code}
+            whole = load_language_model(options.model, dtype, ranks.device, compare=True, **given)
         return PolicyTrainer(whole, options, ranks)
     from openclaw_rl.engines.local.training.sharded import Sharding
 

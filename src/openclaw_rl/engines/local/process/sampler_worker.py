@@ -20,7 +20,6 @@ import torch
 
 from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints import Allowed, Compiler
-from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.families import has_own_decoder
 from openclaw_rl.engines.local.model.agreement import COMPARED_TOKENS, check_agreement
 from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on_cpu
@@ -28,7 +27,7 @@ from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.model.language_model import LanguageModel, Sizes
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.packed import PackedDecoder, Way, packed, packed_bytes, ways_for
-from openclaw_rl.engines.local.model.placement import describe, find_device, name_of, placement
+from openclaw_rl.engines.local.model.placement import describe, find_device, free_memory, name_of, placement
 from openclaw_rl.engines.local.model.policy_slots import AdapterSlots, BadPolicy, ModelSlots
 from openclaw_rl.engines.local.model.shared_weights import share
 from openclaw_rl.engines.local.model.transformers_decoder import TransformersDecoder, load_language_model
@@ -101,10 +100,13 @@ def cache_bytes(options: WorkerOptions, device: torch.device) -> int:
     """How much memory the keys and values may take."""
     if options.cache_gib is not None:
         return int(options.cache_gib * (1 << 30))
-    if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free * CACHE_SHARE["cuda"])
-    return min(int(usable_memory() * CACHE_SHARE["cpu"]), MAX_CPU_CACHE_BYTES)
+    room = int(free_memory(device) * CACHE_SHARE[kind_of(device)])
+    return room if device.type == "cuda" else min(room, MAX_CPU_CACHE_BYTES)
+
+
+def kind_of(device: torch.device) -> str:
+    """Whose row of the tables above counts: an Apple GPU, which has not been measured, uses the machine's memory."""
+    return "cuda" if device.type == "cuda" else "cpu"
 
 
 def allowed_tokens(drawing: Rows[Sequence]) -> tuple[dict[int, Allowed], dict[int, str]]:
@@ -145,7 +147,7 @@ class Worker:
         """How its weights may be packed, the best way first."""
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=self.runner.wants_consecutive_pages)
-        tokens = (table[device.type] for table in (PREFILL_TOKENS, PREFILL_SHARE, BACKGROUND_TOKENS))
+        tokens = (table[kind_of(device)] for table in (PREFILL_TOKENS, PREFILL_SHARE, BACKGROUND_TOKENS))
         self.scheduler = Scheduler(pool, max_sequences, *tokens, apart=not decoder.mixes_sequences)
         self.run_ahead = not isinstance(self.runner, TorchRunner) if run_ahead is None else run_ahead
         self.ahead: RanStep | None = None
@@ -165,11 +167,12 @@ class Worker:
         if isinstance(decoder, TransformersDecoder):
             return self._transformers_runner(decoder, pages, options.max_sequences)
         assert isinstance(decoder, Decoder)
-        if device.type == "cpu":
+        if device.type != "cuda":
             # Policies that train all weights have weights of their own, which change.
             if options.lora_rank:
                 self.ways = ways_for(decoder, options.pack_weights, options.measurements)
-            return TorchRunner(decoder, RowKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
+            cache = RowKVCache(decoder.shape, pages, decoder.activation_dtype, device)
+            return TorchRunner(decoder, cache, self.policies)
         # These import Triton, which not every machine has.
         from openclaw_rl.engines.local.sampling.cuda_forward import CudaKVCache
         from openclaw_rl.engines.local.sampling.cuda_runner import CudaRunner
@@ -402,7 +405,10 @@ def main(connection: Connection, options: WorkerOptions) -> None:
         try:
             choice = choose_dtype(options)
             device, dtype = placement(options.device, choice.dtype)
-            decoder, shared = share(load_language_model(options.model, dtype, device, quantize=options.quantize))
+            loaded = load_language_model(
+                options.model, dtype, device, quantize=options.quantize, trusts_code=options.trusts_code
+            )
+            decoder, shared = share(loaded)
             worker = Worker(decoder, options)
         except Exception as error:
             log.debug("loading failed", exc_info=True)

@@ -68,6 +68,8 @@ class LearnerOptions:
     """none, 8bit or 4bit: how the base weights are stored."""
     experts: bool = False
     """Whether the adapter is on experts too."""
+    trusts_code: bool = False
+    """Whether code in the model's folder may run."""
     custom_loss: str | None = None
     cuda_device: str = ""
     """The number of the only CUDA device that the process may use; empty: all."""
@@ -149,6 +151,8 @@ class WorkerOptions:
     """The folder where measurements of this machine are kept; None: nowhere."""
     quantize: str = "none"
     """none, 8bit or 4bit: how the base weights are stored."""
+    trusts_code: bool = False
+    """Whether code in the model's folder may run."""
 
 
 @dataclass(frozen=True, slots=True)

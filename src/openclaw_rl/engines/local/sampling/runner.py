@@ -119,7 +119,7 @@ class CacheRow:
             return F.scaled_dot_product_attention(grouped, keys, values).view(1, -1)
         whole = self.count == self.length
         if not whole and self.mask is None:
-            self.mask = causal_mask(self.count, self.length, keys.dtype)
+            self.mask = causal_mask(self.count, self.length, keys.dtype).to(keys.device)
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None], keys, values, attn_mask=self.mask, is_causal=whole, enable_gqa=True
         )
@@ -140,7 +140,7 @@ def causal_mask(count: int, length: int, dtype: torch.dtype) -> Tensor:
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """A copy on the device; the host does not wait for it."""
     tensor = torch.from_numpy(array)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class PolicyWeights(Protocol):
@@ -227,6 +227,8 @@ class RanStep:
         params = [sequence.params for sequence in self.drawing]
         logits = self.rows.logits
         if self.coming is None:
+            # Elsewhere than on CUDA the host draws, with the same operators on all devices.
+            logits = logits if logits.is_cuda else logits.cpu()
             return draw(logits.float(), params, self.uniforms, masks)
         draws = self.coming.wait()
         if masks:

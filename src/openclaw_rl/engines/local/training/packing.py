@@ -322,7 +322,7 @@ def with_alternatives(
 
 def copied(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on the device. The host does not wait for it, so that it stays ahead of a GPU."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def check_spans(sequence: TrainingSequence) -> None:

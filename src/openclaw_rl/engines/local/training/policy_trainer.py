@@ -353,6 +353,8 @@ class PolicyTrainer:
     def _free_memory(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
 
     def _drop_gradient(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

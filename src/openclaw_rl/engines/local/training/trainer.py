@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepStopped
-from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.attention import PLAIN, AttentionForm
 from openclaw_rl.engines.local.model.decoder import Decoder, Layer, Shape
 from openclaw_rl.engines.local.model.experts import grouped
 from openclaw_rl.engines.local.model.language_model import ExpertRows, LanguageModel, Projection, Sizes
+from openclaw_rl.engines.local.model.placement import free_memory
 from openclaw_rl.engines.local.model.transformers_decoder import TransformersDecoder
 from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAttend, block, dropped, no_adapters
 from openclaw_rl.engines.local.training.packed_attention import attention_by_segment, packed_attention
@@ -52,14 +52,6 @@ def usual_micro_batch(shape: Sizes, device: torch.device) -> int:
     if device.type == "cpu":
         return MICRO_BATCH_TOKENS
     return min(MOST_TOKENS, max(LEAST_TOKENS, BUSY_NUMBERS // shape.hidden))
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still take."""
-    if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return usable_memory()
 
 
 def recomputed_layers(shape: Sizes, tokens: int, itemsize: int, free: int, *, recorded: bool) -> int:
