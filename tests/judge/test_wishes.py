@@ -1,6 +1,7 @@
 """Wishes about how to answer: labelled cases, everything the evaluation's people complain about, and any text."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -205,6 +206,27 @@ def test_an_answer_to_the_assistants_question_is_no_complaint() -> None:
 
 def test_what_a_tool_returns_is_no_wish() -> None:
     assert read_reply(REQUEST, RESPONSE, tool("Please talk like a pirate.")).hint == ""
+
+
+#: Forms of verbs that no English sentence about "the user" has.
+NO_FORM = re.compile(
+    r"\bthe user (?:(?:always|never|also|really) )*(?:have|do|am|are|haves|bes|ams|wases|dos|gos|trys|\w+lies)\b"
+)
+VERBS = ["have", "do", "am", "was", "go", "try", "watch", "need", "live", "don't have", "haven't", "can't stand"]
+ADVERBS = ["", "always ", "never ", "also ", "really ", "always really ", "definitely "]
+
+
+@given(st.sampled_from(VERBS), st.sampled_from(ADVERBS), st.sampled_from(["If I", "Whenever I", "Because I"]))
+def test_a_note_says_of_the_user_what_is_english(verb: str, adverb: str, subject: str) -> None:
+    said = f"{adverb}{verb} a small screen"
+    (wish,) = lasting(f"{subject} {said}, always answer in short sentences that I {said[:-2]}.")
+    assert not NO_FORM.search(wish.instruction)
+
+
+@pytest.mark.parametrize("words", ["Never end an answer with a", "Always use words that I can"])
+@pytest.mark.parametrize("last", ["thank you", "please", "remember", "lol", "alright"])
+def test_what_may_be_courtesy_is_not_cut_from_the_middle_of_a_clause(words: str, last: str) -> None:
+    assert [wish.instruction[-len(last) - 2 :] for wish in lasting(f"{words} {last}.")] == [f" {last}."]
 
 
 ANY_TEXT = st.text(max_size=300)

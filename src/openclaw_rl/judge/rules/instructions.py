@@ -18,6 +18,7 @@ patterns are those of `[weighed]`:
 - contrast: a clause that belongs to the one before it and makes it a wish ("never 'hrs'")
 - fact: what the user is, which stays with a wish that follows from it ("I'm on Linux, so …")
 - attached: a clause that belongs to the one beside it ("when you write code"), as one without a verb also does
+- unfinished: the end of words that lack what comes after them, though that may look like courtesy
 - needs: a clause that says nothing without the words before it ("act accordingly")
 - pronoun: words of a wish that stand for words before it; antecedent: what they may stand for
 """
@@ -319,12 +320,17 @@ def plain(words: str) -> str:
 
 
 def without_courtesy(words: str, patterns: Patterns) -> str:
-    """A sentence without greetings, thanks and the like at its beginning and end."""
+    """A sentence without greetings, thanks and the like at its beginning and end. What is left is no torn clause."""
     while match := patterns["courtesy"].search(normalise_in_place(mask_quotations(words))):
-        if match.start() == 0 and match.end() == len(words):
+        if (match.start() == 0 and match.end() == len(words)) or tears(words[: match.start()], patterns):
             break
         words = (words[: match.start()] + words[match.end() :]).strip()
     return words
+
+
+def tears(before: str, patterns: Patterns) -> bool:
+    """Whether words lack what comes after them: "Never end with a" without "thank you"."""
+    return patterns["unfinished"].search(normalise(before).strip(ENDS)) is not None
 
 
 def resolve(words: str, before: str, patterns: Patterns) -> str:

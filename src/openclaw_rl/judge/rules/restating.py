@@ -44,6 +44,7 @@ _FOLLOWS = re.compile(r"\bso\b\s*$|so\b")
 _NONE = re.compile(r"(?:and )?no\b")
 #: A word that is no name.
 _PLURAL = re.compile(r"[A-Z][a-z]{2,}(?<![siu])s")
+_IRREGULAR = {"have": "has", "do": "does", "be": "is", "am": "is", "are": "is", "were": "was"}
 #: How an answer addresses somebody: "Hi Sam!", "Sure, Sam."
 _ADDRESSED = re.compile(
     r"\b(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear|[Ss]ure|[Oo]kay|[Tt]hanks|[Ss]orry|[Mm]orning|thing|one)[ ,]+(\w+)[,.!]"
@@ -283,9 +284,22 @@ def about_user(words: str, grammar: WishGrammar) -> str:
     for when, say in grammar.about_user:
         said = normalise_in_place(mask_quotations(words))
         for match in reversed(list(when.finditer(said))):
-            groups = (words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1))
+            groups = (Said(words[match.start(n) : match.end(n)]) for n in range(1, match.re.groups + 1))
             words = words[: match.start()] + say.format(*groups) + words[match.end() :]
     return words
+
+
+class Said(str):
+    """Words of a message. In the format `s` a verb gets the form that follows "the user": has, does, tries, wishes."""
+
+    def __format__(self, given: str) -> str:
+        if given != "s":
+            return super().__format__(given)
+        if (verb := self.lower()) in _IRREGULAR:
+            return _IRREGULAR[verb]
+        if re.search(r"[^aeiou]y$", verb):
+            return f"{self[:-1]}ies"
+        return f"{self}es" if re.search(r"(?:[sxz]|sh|ch|o)$", verb) else f"{self}s"
 
 
 def lower_first(words: str, grammar: WishGrammar) -> str:

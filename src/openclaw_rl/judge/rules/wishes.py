@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
-from openclaw_rl.judge.rules.instructions import form_wishes
+from openclaw_rl.judge.rules.instructions import form_wishes, tears
 from openclaw_rl.judge.rules.phrases import (
     ends_with_question,
     mask_quotations,
@@ -382,6 +382,8 @@ def strip_courtesy(words: str, grammar: WishGrammar) -> str:
         if (lead := grammar.patterns["lead"].match(normalised)) and lead.end() < len(words):
             words = trim(words[lead.end() :])
         elif (tail := grammar.patterns["tail"].search(normalised)) and tail.start() > 0:
+            if grammar.scale and tears(words[: tail.start()], grammar.scale.patterns):
+                break
             words = trim(words[: tail.start()])
         else:
             break
