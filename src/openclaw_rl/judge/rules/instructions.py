@@ -18,6 +18,7 @@ patterns are those of `[weighed]`:
 - contrast: a clause that belongs to the one before it and makes it a wish ("never 'hrs'")
 - fact: what the user is, which stays with a wish that follows from it ("I'm on Linux, so …")
 - attached: a clause that belongs to the one beside it ("when you write code"), as one without a verb also does
+- tale: what others said or did
 - unfinished: the end of words that lack what comes after them, though that may look like courtesy
 - needs: a clause that says nothing without the words before it ("act accordingly")
 - pronoun: words of a wish that stand for words before it; antecedent: what they may stand for
@@ -259,6 +260,9 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
     spans = clause_spans(sentence, patterns)
     kinds = [kind_of(sentence[start:end], patterns) for start, end in spans]
     for n in range(1, len(kinds)):
+        if kinds[n - 1] == NAMED and sentence[spans[n - 1][1] : spans[n][0]].strip() == ":":
+            # "Stories for my daughter: nobody dies."
+            kinds[n - 1] = ATTACHED
         if patterns["contrast"].match(plain(sentence[slice(*spans[n])])):
             kinds[n - 1] = kinds[n] = DIRECTIVE
         elif kinds[n] == NAMED and kinds[n - 1] == DESIRE:
@@ -266,8 +270,13 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
         elif kinds[n] == DIRECTIVE and kinds[n - 1] == NONE and is_reason(sentence, spans[n - 1], spans[n], patterns):
             kinds[n - 1] = ATTACHED
     surest = max(kinds, default=NONE)
-    if surest == ATTACHED and patterns["insists"].search(normalise_in_place(sentence)):
-        return Core(sentence, NAMED, "")
+    if surest == ATTACHED:
+        ends = [*(start for start, _ in spans[1:]), len(sentence)]
+        said = [normalise_in_place(sentence[start:end]) for (start, _), end in zip(spans, ends, strict=True)]
+        kinds = [
+            NAMED if kind and patterns["insists"].search(one) else kind for kind, one in zip(kinds, said, strict=True)
+        ]
+        surest = max(kinds)
     if surest <= ATTACHED:
         return Core(sentence, NONE, "")
     kept = [kind >= min(surest, NAMED) for kind in kinds]

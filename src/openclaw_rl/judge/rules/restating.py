@@ -21,6 +21,7 @@ from openclaw_rl.judge.rules.instructions import (
     Core,
     clause_spans,
     core_of,
+    plain,
     resolve_in,
     without_courtesy,
 )
@@ -93,7 +94,7 @@ def said_wish(
         # "Jump straight in." says nothing without "Long intros waste my time."
         chosen = [one for one in said if one.found and (one in chosen or (one.names and not one.dangling))]
     if not any(one.tells for one in chosen):
-        chosen, surest = choose(said, NONE), NONE
+        chosen, surest = [one for one in choose(said, NONE) if one.tells], NONE
     chosen = chosen if any(one.tells for one in chosen) else []
     missed = [one.weight for one in said if not one.found or (one.dangling and one not in chosen)]
     lost = surest == NONE and bool(missed) and all(one.weight < max(missed) / 2 for one in chosen)
@@ -140,6 +141,8 @@ def restate_core(
     patterns = grammar.scale.patterns
     sentence = words[one.start : one.end]
     core = core_of(sentence, patterns)
+    if patterns["tale"].search(plain(core.words)):
+        return Restated(None, one.weight, NONE, False, False, False)
     if core.surely == NONE:
         core = rewritten_clause(sentence, grammar, addressed) or core
     elif core.before and patterns["names"].search(one.normalised):
