@@ -18,6 +18,7 @@ patterns are those of `[weighed]`:
 - contrast: a clause that belongs to the one before it and makes it a wish ("never 'hrs'")
 - fact: what the user is, which stays with a wish that follows from it ("I'm on Linux, so …")
 - attached: a clause that belongs to the one beside it ("when you write code"), as one without a verb also does
+- while_answering: the end of a clause without a verb, which says when it holds
 - tale: what others said or did
 - unfinished: the end of words that lack what comes after them, though that may look like courtesy
 - needs: a clause that says nothing without the words before it ("act accordingly")
@@ -278,7 +279,7 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
         ]
         surest = max(kinds)
     if surest <= ATTACHED:
-        return Core(sentence, NONE, "")
+        return Core(sentence[spans[0][0] :] if spans else sentence, NONE, "")
     kept = [kind >= min(surest, NAMED) for kind in kinds]
     for n, kind in enumerate(kinds):
         kept[n] = kept[n] or (kind == ATTACHED and n > 0 and kept[n - 1])
@@ -318,7 +319,7 @@ def kind_of(clause: str, patterns: Patterns) -> int:
         return DESIRE
     if patterns["attached"].match(whole):
         return ATTACHED
-    if patterns["predicate"].search(said):
+    if patterns["predicate"].search(patterns["while_answering"].sub("", said)):
         return NONE
     return NAMED if patterns["noun_wish"].search(whole) else ATTACHED
 
@@ -348,8 +349,9 @@ def resolve(words: str, before: str, patterns: Patterns) -> str:
     spans = clause_spans(before, patterns)
     if not pronoun or not spans or not pronoun.lastindex:
         return ""
-    clause = without_courtesy(sentence_part(before, spans[-1]), patterns)
-    found = patterns["antecedent"].match(normalise_in_place(mask_quotations(clause)))
+    clauses = [without_courtesy(sentence_part(before, span), patterns) for span in reversed(spans)]
+    tried = ((patterns["antecedent"].match(normalise_in_place(mask_quotations(one))), one) for one in clauses)
+    found, clause = next((pair for pair in tried if pair[0]), (None, ""))
     if not found or not found.lastindex:
         return ""
     named = clause[found.start(found.lastindex) : found.end(found.lastindex)]

@@ -53,6 +53,10 @@ _ADDRESSED = re.compile(
 )
 
 
+#: Words of a sentence that may be a mere exclamation are fewer.
+_FEW_WORDS = 3
+
+
 class WishFound(NamedTuple):
     """A wish in a sentence."""
 
@@ -88,6 +92,7 @@ def said_wish(
     for one in stated:
         earlier = [words[start:end] for start, end in sentence_spans(words[: one.start])]
         said.append(restate_core(one, words, earlier[-1] if earlier else "", response, grammar, addressed))
+    said = [one for one in said if addressed or not exclaims(one, grammar)] or said
     surest = min(max((one.surely for one in said if one.found and not one.dangling), default=NONE), DESIRE)
     chosen = choose(said, surest)
     if not any(one.names for one in chosen):
@@ -116,6 +121,13 @@ def choose(said: Sequence["Restated"], surest: int) -> list["Restated"]:
         if one.found and (one.surely >= surest or needed) and (not one.dangling or (chosen and one.tells)):
             chosen.append(one)
     return chosen
+
+
+def exclaims(one: "Restated", grammar: WishGrammar) -> bool:
+    """Whether a sentence is a word or two that name nothing: "Handy!", "Boring name."."""
+    found = one.found
+    few = found is not None and len(found.instruction.split()) < _FEW_WORDS and found.topic not in grammar.topic_names
+    return few and not one.names and one.surely < NAMED
 
 
 class Restated(NamedTuple):

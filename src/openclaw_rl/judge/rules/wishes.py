@@ -305,6 +305,8 @@ def complaint(message: Message, reading: Reading, words: str, addition: str) -> 
         return addition
     # A tale and error output may resemble a wish.
     tells = all(sentence.has("tale") for sentence in message.sentences) or ERROR_OUTPUT.search(words) is not None
+    said = normalise(whole_sentence(reading.hint, message.words))
+    tells = tells or any(one.scale.patterns["tale"].search(said) for one in grammars_for(said)[:1] if one.scale)
     return whole_sentence(reading.hint, message.words) if reading.kind in _COMPLAINTS and not tells else ""
 
 
