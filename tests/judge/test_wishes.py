@@ -1,6 +1,7 @@
 """Wishes about how to answer: labelled cases, everything the evaluation's people complain about, and any text."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -80,9 +81,10 @@ def read_rightly(name: str) -> tuple[float, float, float]:
 
 
 def test_reads_lasting_wishes_in_ordinary_words() -> None:
-    """The weights are fitted on the first two sets. The third and fourth only measure.
+    """The weights are fitted on the first two sets. The others only measure.
 
-    Nobody who works on the reader looks at the cases of the last, which is scored for reports only.
+    Rules were written on the misses of "second_tuning". Nobody who works on the reader looks at the cases of "sealed",
+    which is scored for reports only, and of "second_check".
     """
     bounds = {
         "tuning": (0.9, 0.02, 0.01),
@@ -90,6 +92,8 @@ def test_reads_lasting_wishes_in_ordinary_words() -> None:
         "development": (0.72, 0.03, 0.04),
         "more_check": (0.64, 0.04, 0.08),
         "sealed": (0.58, 0.2, 0.08),
+        "second_tuning": (0.64, 0.14, 0.05),
+        "second_check": (0.53, 0.18, 0.08),
     }
     for name, (least, most_wrong, most_false) in bounds.items():
         right, wrong, false = read_rightly(f"lasting_wishes_{name}.jsonl")
@@ -205,6 +209,52 @@ def test_an_answer_to_the_assistants_question_is_no_complaint() -> None:
 
 def test_what_a_tool_returns_is_no_wish() -> None:
     assert read_reply(REQUEST, RESPONSE, tool("Please talk like a pirate.")).hint == ""
+
+
+#: Forms of verbs that no English sentence about "the user" has.
+NO_FORM = re.compile(
+    r"\bthe user (?:(?:always|never|also|really) )*(?:have|do|am|are|haves|bes|ams|wases|dos|gos|trys|\w+lies)\b"
+)
+VERBS = ["have", "do", "am", "was", "go", "try", "watch", "need", "live", "don't have", "haven't", "can't stand"]
+ADVERBS = ["", "always ", "never ", "also ", "really ", "always really ", "definitely "]
+
+
+@given(st.sampled_from(VERBS), st.sampled_from(ADVERBS), st.sampled_from(["If I", "Whenever I", "Because I"]))
+def test_a_note_says_of_the_user_what_is_english(verb: str, adverb: str, subject: str) -> None:
+    said = f"{adverb}{verb} a small screen"
+    (wish,) = lasting(f"{subject} {said}, always answer in short sentences that I {said[:-2]}.")
+    assert not NO_FORM.search(wish.instruction)
+
+
+@pytest.mark.parametrize("words", ["Never end an answer with a", "Always use words that I can"])
+@pytest.mark.parametrize("last", ["thank you", "please", "remember", "lol", "alright"])
+def test_what_may_be_courtesy_is_not_cut_from_the_middle_of_a_clause(words: str, last: str) -> None:
+    assert [wish.instruction[-len(last) - 2 :] for wish in lasting(f"{words} {last}.")] == [f" {last}."]
+
+
+@pytest.mark.parametrize(
+    ("said", "instruction"),
+    [
+        ("Ooh, handy! Sources older than five years are no use to me.", "Avoid sources older than five years."),
+        ("Team is all over the place. UTC is the only zone that we all understand.", "Use UTC."),
+        ("It'd be lovely if every recipe came with the cooking time.", "Let every recipe come with the cooking time."),
+        ("I got lost on page 1. No spoilers ever, for any show, please.", "No spoilers ever, for any show."),
+    ],
+)
+def test_a_note_leaves_out_what_stands_beside_the_wish(said: str, instruction: str) -> None:
+    assert [wish.instruction for wish in lasting(said)] == [instruction]
+
+
+@pytest.mark.parametrize(
+    "tale",
+    [
+        "We had a guy who answered each comment with one word. Nobody wanted to work with him.",
+        "My mother just said it in one sentence, no explanations, and left. Is that normal?",
+        "I wish she'd always say yes or no, every answer takes her an hour.",
+    ],
+)
+def test_what_others_do_is_no_wish(tale: str) -> None:
+    assert lasting(tale) == []
 
 
 ANY_TEXT = st.text(max_size=300)

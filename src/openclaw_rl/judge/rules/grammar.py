@@ -351,6 +351,10 @@ class WishGrammar:
             if isinstance(value, str):
                 _ = self.patterns[name]
 
+    @cached_property
+    def topic_names(self) -> frozenset[str]:
+        return frozenset(name for _, name in self.topics)
+
     def topic(self, normalised: str) -> str:
         """What a normalised clause is about: a named topic, or its first content words."""
         named = next((name for when, name in self.topics if when.search(normalised)), None)

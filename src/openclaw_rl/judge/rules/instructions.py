@@ -18,6 +18,9 @@ patterns are those of `[weighed]`:
 - contrast: a clause that belongs to the one before it and makes it a wish ("never 'hrs'")
 - fact: what the user is, which stays with a wish that follows from it ("I'm on Linux, so …")
 - attached: a clause that belongs to the one beside it ("when you write code"), as one without a verb also does
+- while_answering: the end of a clause without a verb, which says when it holds
+- tale: what others said or did
+- unfinished: the end of words that lack what comes after them, though that may look like courtesy
 - needs: a clause that says nothing without the words before it ("act accordingly")
 - pronoun: words of a wish that stand for words before it; antecedent: what they may stand for
 """
@@ -258,6 +261,9 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
     spans = clause_spans(sentence, patterns)
     kinds = [kind_of(sentence[start:end], patterns) for start, end in spans]
     for n in range(1, len(kinds)):
+        if kinds[n - 1] == NAMED and sentence[spans[n - 1][1] : spans[n][0]].strip() == ":":
+            # "Stories for my daughter: nobody dies."
+            kinds[n - 1] = ATTACHED
         if patterns["contrast"].match(plain(sentence[slice(*spans[n])])):
             kinds[n - 1] = kinds[n] = DIRECTIVE
         elif kinds[n] == NAMED and kinds[n - 1] == DESIRE:
@@ -265,10 +271,15 @@ def core_of(sentence: str, patterns: Patterns) -> Core:
         elif kinds[n] == DIRECTIVE and kinds[n - 1] == NONE and is_reason(sentence, spans[n - 1], spans[n], patterns):
             kinds[n - 1] = ATTACHED
     surest = max(kinds, default=NONE)
-    if surest == ATTACHED and patterns["insists"].search(normalise_in_place(sentence)):
-        return Core(sentence, NAMED, "")
+    if surest == ATTACHED:
+        ends = [*(start for start, _ in spans[1:]), len(sentence)]
+        said = [normalise_in_place(sentence[start:end]) for (start, _), end in zip(spans, ends, strict=True)]
+        kinds = [
+            NAMED if kind and patterns["insists"].search(one) else kind for kind, one in zip(kinds, said, strict=True)
+        ]
+        surest = max(kinds)
     if surest <= ATTACHED:
-        return Core(sentence, NONE, "")
+        return Core(sentence[spans[0][0] :] if spans else sentence, NONE, "")
     kept = [kind >= min(surest, NAMED) for kind in kinds]
     for n, kind in enumerate(kinds):
         kept[n] = kept[n] or (kind == ATTACHED and n > 0 and kept[n - 1])
@@ -308,7 +319,7 @@ def kind_of(clause: str, patterns: Patterns) -> int:
         return DESIRE
     if patterns["attached"].match(whole):
         return ATTACHED
-    if patterns["predicate"].search(said):
+    if patterns["predicate"].search(patterns["while_answering"].sub("", said)):
         return NONE
     return NAMED if patterns["noun_wish"].search(whole) else ATTACHED
 
@@ -319,12 +330,17 @@ def plain(words: str) -> str:
 
 
 def without_courtesy(words: str, patterns: Patterns) -> str:
-    """A sentence without greetings, thanks and the like at its beginning and end."""
+    """A sentence without greetings, thanks and the like at its beginning and end. What is left is no torn clause."""
     while match := patterns["courtesy"].search(normalise_in_place(mask_quotations(words))):
-        if match.start() == 0 and match.end() == len(words):
+        if (match.start() == 0 and match.end() == len(words)) or tears(words[: match.start()], patterns):
             break
         words = (words[: match.start()] + words[match.end() :]).strip()
     return words
+
+
+def tears(before: str, patterns: Patterns) -> bool:
+    """Whether words lack what comes after them: "Never end with a" without "thank you"."""
+    return patterns["unfinished"].search(normalise(before).strip(ENDS)) is not None
 
 
 def resolve(words: str, before: str, patterns: Patterns) -> str:
@@ -333,8 +349,9 @@ def resolve(words: str, before: str, patterns: Patterns) -> str:
     spans = clause_spans(before, patterns)
     if not pronoun or not spans or not pronoun.lastindex:
         return ""
-    clause = without_courtesy(sentence_part(before, spans[-1]), patterns)
-    found = patterns["antecedent"].match(normalise_in_place(mask_quotations(clause)))
+    clauses = [without_courtesy(sentence_part(before, span), patterns) for span in reversed(spans)]
+    tried = ((patterns["antecedent"].match(normalise_in_place(mask_quotations(one))), one) for one in clauses)
+    found, clause = next((pair for pair in tried if pair[0]), (None, ""))
     if not found or not found.lastindex:
         return ""
     named = clause[found.start(found.lastindex) : found.end(found.lastindex)]

@@ -21,6 +21,7 @@ from openclaw_rl.judge.rules.instructions import (
     Core,
     clause_spans,
     core_of,
+    plain,
     resolve_in,
     without_courtesy,
 )
@@ -44,11 +45,16 @@ _FOLLOWS = re.compile(r"\bso\b\s*$|so\b")
 _NONE = re.compile(r"(?:and )?no\b")
 #: A word that is no name.
 _PLURAL = re.compile(r"[A-Z][a-z]{2,}(?<![siu])s")
+_IRREGULAR = {"have": "has", "do": "does", "be": "is", "am": "is", "are": "is", "were": "was"}
 #: How an answer addresses somebody: "Hi Sam!", "Sure, Sam."
 _ADDRESSED = re.compile(
     r"\b(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear|[Ss]ure|[Oo]kay|[Tt]hanks|[Ss]orry|[Mm]orning|thing|one)[ ,]+(\w+)[,.!]"
     r"|(?:^|[,.!?] )([A-Z]\w+)[,!]"
 )
+
+
+#: Words of a sentence that may be a mere exclamation are fewer.
+_FEW_WORDS = 3
 
 
 class WishFound(NamedTuple):
@@ -86,13 +92,14 @@ def said_wish(
     for one in stated:
         earlier = [words[start:end] for start, end in sentence_spans(words[: one.start])]
         said.append(restate_core(one, words, earlier[-1] if earlier else "", response, grammar, addressed))
+    said = [one for one in said if addressed or not exclaims(one, grammar)] or said
     surest = min(max((one.surely for one in said if one.found and not one.dangling), default=NONE), DESIRE)
     chosen = choose(said, surest)
     if not any(one.names for one in chosen):
         # "Jump straight in." says nothing without "Long intros waste my time."
         chosen = [one for one in said if one.found and (one in chosen or (one.names and not one.dangling))]
     if not any(one.tells for one in chosen):
-        chosen, surest = choose(said, NONE), NONE
+        chosen, surest = [one for one in choose(said, NONE) if one.tells], NONE
     chosen = chosen if any(one.tells for one in chosen) else []
     missed = [one.weight for one in said if not one.found or (one.dangling and one not in chosen)]
     lost = surest == NONE and bool(missed) and all(one.weight < max(missed) / 2 for one in chosen)
@@ -114,6 +121,13 @@ def choose(said: Sequence["Restated"], surest: int) -> list["Restated"]:
         if one.found and (one.surely >= surest or needed) and (not one.dangling or (chosen and one.tells)):
             chosen.append(one)
     return chosen
+
+
+def exclaims(one: "Restated", grammar: WishGrammar) -> bool:
+    """Whether a sentence is a word or two that name nothing: "Handy!", "Boring name."."""
+    found = one.found
+    few = found is not None and len(found.instruction.split()) < _FEW_WORDS and found.topic not in grammar.topic_names
+    return few and not one.names and one.surely < NAMED
 
 
 class Restated(NamedTuple):
@@ -139,6 +153,8 @@ def restate_core(
     patterns = grammar.scale.patterns
     sentence = words[one.start : one.end]
     core = core_of(sentence, patterns)
+    if patterns["tale"].search(plain(core.words)):
+        return Restated(None, one.weight, NONE, False, False, False)
     if core.surely == NONE:
         core = rewritten_clause(sentence, grammar, addressed) or core
     elif core.before and patterns["names"].search(one.normalised):
@@ -283,9 +299,22 @@ def about_user(words: str, grammar: WishGrammar) -> str:
     for when, say in grammar.about_user:
         said = normalise_in_place(mask_quotations(words))
         for match in reversed(list(when.finditer(said))):
-            groups = (words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1))
+            groups = (Said(words[match.start(n) : match.end(n)]) for n in range(1, match.re.groups + 1))
             words = words[: match.start()] + say.format(*groups) + words[match.end() :]
     return words
+
+
+class Said(str):
+    """Words of a message. In the format `s` a verb gets the form that follows "the user": has, does, tries, wishes."""
+
+    def __format__(self, given: str) -> str:
+        if given != "s":
+            return super().__format__(given)
+        if (verb := self.lower()) in _IRREGULAR:
+            return _IRREGULAR[verb]
+        if re.search(r"[^aeiou]y$", verb):
+            return f"{self[:-1]}ies"
+        return f"{self}es" if re.search(r"(?:[sxz]|sh|ch|o)$", verb) else f"{self}s"
 
 
 def lower_first(words: str, grammar: WishGrammar) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from openclaw_rl.judge.rules.grammar import WeighedSentence, Weighing, WishGrammar, all_grammars, grammars_for
-from openclaw_rl.judge.rules.instructions import form_wishes
+from openclaw_rl.judge.rules.instructions import form_wishes, tears
 from openclaw_rl.judge.rules.phrases import (
     ends_with_question,
     mask_quotations,
@@ -305,6 +305,8 @@ def complaint(message: Message, reading: Reading, words: str, addition: str) -> 
         return addition
     # A tale and error output may resemble a wish.
     tells = all(sentence.has("tale") for sentence in message.sentences) or ERROR_OUTPUT.search(words) is not None
+    said = normalise(whole_sentence(reading.hint, message.words))
+    tells = tells or any(one.scale.patterns["tale"].search(said) for one in grammars_for(said)[:1] if one.scale)
     return whole_sentence(reading.hint, message.words) if reading.kind in _COMPLAINTS and not tells else ""
 
 
@@ -382,6 +384,8 @@ def strip_courtesy(words: str, grammar: WishGrammar) -> str:
         if (lead := grammar.patterns["lead"].match(normalised)) and lead.end() < len(words):
             words = trim(words[lead.end() :])
         elif (tail := grammar.patterns["tail"].search(normalised)) and tail.start() > 0:
+            if grammar.scale and tears(words[: tail.start()], grammar.scale.patterns):
+                break
             words = trim(words[: tail.start()])
         else:
             break
