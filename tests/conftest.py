@@ -1,6 +1,7 @@
 """Settings and fixtures that all tests share."""
 
 import functools
+import gc
 import os
 import signal
 import ssl
@@ -31,15 +32,34 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 import hypothesis
 import pytest
 
+from support import properties
 from support.records import Book
 from support.tiny_models import save_adapters, save_tiny_model
 
 # Its assertions are to say as much as those of a test module.
 pytest.register_assert_rewrite("engines.conformance")
 
-# A busy machine must not fail a test.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+properties.register()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    fewer = "not more" in config.getoption("markexpr")
+    hypothesis.settings.load_profile(properties.SOME if fewer else properties.ALL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every property is tried with all of its examples in `make test-more`."""
+    for item in items:
+        if properties.tries_all() and hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("more")
+
+
+def pytest_collection_finish() -> None:
+    # What has been loaded stays: the garbage collector need not look at it again, nor after every few hundred objects.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
