@@ -32,9 +32,13 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 import hypothesis
 import pytest
 
+import openclaw_rl.cli
 from support import properties
 from support.records import Book
 from support.tiny_models import save_adapters, save_tiny_model
+
+# Every command in the test's own process would build the same parser of all commands, which takes as long.
+openclaw_rl.cli.build_parser = functools.cache(openclaw_rl.cli.build_parser)
 
 # Its assertions are to say as much as those of a test module.
 pytest.register_assert_rewrite("engines.conformance")

@@ -24,6 +24,8 @@ from support.fakes import ScriptedSampler
 
 MODEL = "tiny"
 DEFAULTS = SamplingDefaults(temperature=0.6, top_k=9)
+#: The longest wait before a test fails; generous, because what is waited for may be the start of a process.
+SECONDS = 300
 
 
 class Bench:
@@ -92,7 +94,7 @@ def openai_error(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} seconds in vain"
