@@ -8,6 +8,9 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+# What is imported stays: the garbage collector looks at it neither now nor later (`pytest_collection_finish`).
+gc.disable()
+
 # Without a GPU, kernels are tested in Triton's interpreter. The variable must be set before any library imports Triton.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -60,10 +63,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What has been loaded stays: the garbage collector need not look at it again, nor after every few hundred objects.
-    gc.collect()
     gc.freeze()
+    # Nor need it look after every few hundred objects.
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
