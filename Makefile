@@ -125,8 +125,8 @@ env: $(VENV)/.installed ## watch the model learn tool calls in an environment (t
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
 # Three groups that take about as long, at once also on two cores: tests that start processes wait for them half of the time.
-SERVERS := $(wildcard tests/test_*.py) tests/dashboard tests/connect
-ENGINES := tests/engines tests/sandbox tests/envs tests/judge
+SERVERS := $(wildcard tests/test_*.py) tests/dashboard tests/connect tests/envs
+ENGINES := tests/engines tests/sandbox tests/judge
 # How pytest chooses: everything that is not marked `more`, or only what is.
 FEWER := -m "not more"
 test: $(VENV)/.installed-dev ## run the tests in three parallel groups (six minutes); ARGS="-k stream" passes flags to pytest

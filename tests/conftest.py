@@ -1,11 +1,15 @@
 """Settings and fixtures that all tests share."""
 
 import functools
+import gc
 import os
 import signal
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+
+# What is imported stays: the garbage collector looks at it neither now nor later (`pytest_collection_finish`).
+gc.disable()
 
 # Without a GPU, kernels are tested in Triton's interpreter. The variable must be set before any library imports Triton.
 if not Path("/dev/nvidiactl").exists():
@@ -31,15 +35,38 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 import hypothesis
 import pytest
 
+import openclaw_rl.cli
+from support import properties
 from support.records import Book
 from support.tiny_models import save_adapters, save_tiny_model
+
+# Every command in the test's own process would build the same parser of all commands, which takes as long.
+openclaw_rl.cli.build_parser = functools.cache(openclaw_rl.cli.build_parser)
 
 # Its assertions are to say as much as those of a test module.
 pytest.register_assert_rewrite("engines.conformance")
 
-# A busy machine must not fail a test.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+properties.register()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    fewer = "not more" in config.getoption("markexpr")
+    hypothesis.settings.load_profile(properties.SOME if fewer else properties.ALL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every property is tried with all of its examples in `make test-more`."""
+    for item in items:
+        if properties.tries_all() and hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("more")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    # Nor need it look after every few hundred objects.
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -150,7 +150,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         # Other users of the machine can read nothing of it.
         assert [path for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_mode & 0o077] == []
         program.process.terminate()
-        assert program.process.wait(60) == 0
+        assert program.process.wait(SECONDS) == 0
         assert "Traceback" not in program.log
     # Step 3 was left behind; the step after going back was saved at the end.
     checkpoints = Checkpoints(tmp_path / "checkpoints", 3)
@@ -241,7 +241,7 @@ def test_turns_are_forgotten_and_the_others_trained_on_again(tiny_model: Path, t
         teach(program, 1)
         until(lambda: version(program) == 7, program)
         program.process.terminate()
-        assert program.process.wait(60) == 0
+        assert program.process.wait(SECONDS) == 0
         assert "Traceback" not in program.log
     turns = [turn for (turn,) in rows(tmp_path, "SELECT number FROM turns WHERE state = 'applied' ORDER BY number")]
     assert applied(tmp_path) == turns
@@ -267,7 +267,7 @@ def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_p
         until(lambda: version(program) == 2, program)
         assert version_of(ask(program)) == 2
         program.process.terminate()
-        assert program.process.wait(60) == 0
+        assert program.process.wait(SECONDS) == 0
         assert "Traceback" not in program.log
     latest = Checkpoints(tmp_path / "checkpoints", 3).latest()
     assert latest is not None
@@ -355,7 +355,7 @@ def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(tiny_mo
         until(lambda: states(tmp_path)["applied"] == judged, program)
         until(lambda: "judged turns that a step needs" in status(tmp_path)["learner"], program)
         program.process.terminate()
-        assert program.process.wait(60) == 0
+        assert program.process.wait(SECONDS) == 0
     turns = applied(tmp_path)
     assert len(turns) == len(set(turns)) == judged
     assert turns == sorted(n for (n,) in rows(tmp_path, "SELECT number FROM turns WHERE state = 'applied'"))

@@ -15,7 +15,7 @@ from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import SHARED, SampleKind, Source, State, Verdict
 from support.records import Book
-from support.server_program import SERVE, Program, serving, until
+from support.server_program import SECONDS, SERVE, Program, serving, until
 
 pytestmark = pytest.mark.more
 
@@ -97,7 +97,7 @@ def finish(model: Path, run_dir: Path, *flags: str) -> None:
         until(lambda: count_applied(run_dir) == STEPS, program)
         until(lambda: flags or serving_version(program) == STEPS, program)
         program.process.terminate()
-        assert program.process.wait(60) == 0
+        assert program.process.wait(SECONDS) == 0
         assert "Traceback" not in program.log
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.app.config import OPTIONS_FILE, keep_options, load, load_for_run, to_toml
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.types import State
+from support.properties import examples
 from support.records import Book
 
 VALUES = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
@@ -24,7 +25,7 @@ def kept(run_dir: Path, **flags: Any) -> dict[str, Any]:
     return tomllib.loads((run_dir / OPTIONS_FILE).read_text())
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.dictionaries(st.from_regex(r"[a-z]+(_[a-z]+)*", fullmatch=True), VALUES))
 def test_a_file_says_what_was_written(options: dict[str, Any]) -> None:
     text = to_toml(options)

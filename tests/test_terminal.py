@@ -108,7 +108,7 @@ def test_what_a_server_says_when_it_is_ready_is_a_line_each_in_a_file(
     assert "settings  preset personal" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [{}, {"run_dir": "my runs/a"}])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.more), {"run_dir": "my runs/a"}])
 def test_the_command_that_it_says_works_as_pasted_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: dict[str, str]
 ) -> None:

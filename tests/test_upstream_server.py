@@ -91,11 +91,11 @@ def test_what_people_say_is_remembered_and_the_key_stays_here(program: Program, 
     api.answer = lambda _body: words("A long story about storks.")
     say(program, "Tell me about storks.")
     say(program, "Tell me about storks.", "A long story about storks.", "Too long! Always answer in one sentence.")
-    wait_for(lambda: "one short sentence" in told_next(program, api), 60)
+    wait_for(lambda: "one short sentence" in told_next(program, api))
     answer = say(program, "What do herons eat?")
     corrected = {"id": answer.id, "correction": "Fish, mostly."}
     assert httpx.post(f"{program.url}/v1/feedback", json=corrected).json()["example"]
-    wait_for(lambda: {"role": "assistant", "content": "Fish, mostly."} in messages_next(program, api), 60)
+    wait_for(lambda: {"role": "assistant", "content": "Fish, mostly."} in messages_next(program, api))
     ready = httpx.get(f"{program.url}/readyz").json()
     assert ready["learner"] == "remembers; the weights are elsewhere"
     page = httpx.get(program.url, headers={"Accept": "text/html"}, follow_redirects=True).text
@@ -150,7 +150,7 @@ def test_either_side_may_be_killed(api: ChatApi, tmp_path: Path) -> None:
     api.answer = lambda _body: words("Hello.")
     with started(api, tmp_path) as first:
         say(first, "Please always call me Sam.")
-        wait_for(lambda: "Sam" in told_next(first, api), 60)
+        wait_for(lambda: "Sam" in told_next(first, api))
         first.process.kill()
     with started(api, tmp_path) as second:
         assert "Sam" in told_next(second, api)
@@ -173,7 +173,7 @@ def test_the_api_judges_if_its_owner_says_so(api: ChatApi, tmp_path: Path) -> No
         say(program, "The capital of Sweden?")
         say(program, "The capital of Sweden?", "The capital is Oslo.", "Hm, and of Norway?")
         metric = 'openclaw_verdicts_total{score="bad",source="llm"}'
-        wait_for(lambda: program.metric(metric) == 1, 60)
+        wait_for(lambda: program.metric(metric) == 1)
 
 
 @pytest.mark.more
@@ -196,10 +196,10 @@ def test_a_local_server_takes_over_what_the_api_s_model_was_taught(
     with started(api, tmp_path / "api") as front:
         answer = say(front, "Name a bird. Please always call me Sam.")
         assert httpx.post(f"{front.url}/v1/feedback", json={"id": answer.id, "thumb": "up"}).status_code == 200
-        wait_for(lambda: "Sam" in told_next(front, api), 60)
-        wait_for(lambda: front.metric('openclaw_verdicts_total{score="good",source="explicit"}') == 1, 60)
+        wait_for(lambda: "Sam" in told_next(front, api))
+        wait_for(lambda: front.metric('openclaw_verdicts_total{score="good",source="explicit"}') == 1)
     flags = ("--continue-from", str(tmp_path / "api"), "--method", "rl", "--batch-size", "1", "--lora-rank", "4")
     fast = ("--kv-cache-gib", "0.1", "--max-kl", "100", "--run-dir", str(tmp_path / "own"))
     with serving(SERVE, tiny_model, *flags, *fast) as own:
         assert "Sam" in str(httpx.get(f"{own.url}/v1/notes").json()["data"])
-        wait_for(lambda: httpx.get(f"{own.url}/readyz").json()["policy_version"] == 1, 120)
+        wait_for(lambda: httpx.get(f"{own.url}/readyz").json()["policy_version"] == 1)

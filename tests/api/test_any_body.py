@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from support.properties import examples
 from support.recording import Recording
 
 
@@ -61,7 +62,7 @@ def bodies(wire: AnyWire) -> st.SearchStrategy[object]:
 
 
 @pytest.mark.parametrize("wire", [CHAT, MESSAGES, RESPONSES, COMPLETIONS], ids=lambda wire: wire.path)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_body_makes_the_server_stumble(recording: Recording, wire: AnyWire, data: st.DataObject) -> None:
     body = data.draw(bodies(wire))

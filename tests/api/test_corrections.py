@@ -6,9 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from support.properties import examples
 from support.recording import HEADERS, Recording
 
 WIRES: dict[str, dict[str, Any]] = {
@@ -39,7 +40,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_nobody_sees_anothers_examples_and_prompts_only_grow(
     noting: Recording, steps: list[tuple[str, str, int]]

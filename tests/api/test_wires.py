@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.api.auth import ANYONE
@@ -21,6 +21,7 @@ from openclaw_rl.api.wires.responses import ResponsesWire
 from openclaw_rl.types import SampledToken, SampleRequest, State
 from support.fakes import ScriptedStream
 from support.harness import MODEL, Bench
+from support.properties import examples
 from support.recording import Recording
 
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
@@ -269,7 +270,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", WIRES)
-@settings(max_examples=60)
+@examples(60)
 @given(
     says=st.lists(PIECES, max_size=6).map("".join),
     sizes=st.lists(st.integers(1, 9), max_size=30),

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.connect.clients import CLIENTS, ServerFacts
 from openclaw_rl.connect.edits import CannotEdit, Edit, JsonEdit, SettingPath, TomlEdit, YamlEdit, set_value
 from openclaw_rl.connect.files import addition, removal
+from support.properties import examples
 
 SETTINGS = {("env", "URL"): "http://x", ("env", "KEY"): "k", ("model",): {"id": "m"}, ("a", "b", "c"): [1]}
 JSON = JsonEdit(SETTINGS)
@@ -136,7 +137,7 @@ KEPT = {
 }
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.sampled_from(list(EDITS)), st.data())
 def test_files_that_are_edited_by_lines_get_every_character_back(name: str, data: st.DataObject) -> None:
     edit = EDITS[name]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.dashboard.run import make_example
@@ -14,6 +14,7 @@ from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import SampleKind, State, StoredTurn, Verdict
 from support.judged_run import answered, hinted, judged
 from support.methods import a_method
+from support.properties import examples
 from support.records import Book
 
 
@@ -44,7 +45,7 @@ def spelled(text: str) -> str:
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="↵"), max_size=60)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(texts)
 def test_the_pieces_are_the_response_and_none_is_half_a_character(tokenizer: ChatTokenizer, text: str) -> None:
     ids = tokenizer.encode_text(text)
@@ -54,7 +55,7 @@ def test_the_pieces_are_the_response_and_none_is_half_a_character(tokenizer: Cha
     assert sum(piece.tokens for piece in found) == len(ids)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.integers(0, 420), max_size=40))
 def test_bytes_that_never_become_a_character_are_shown_all_the_same(tokenizer: ChatTokenizer, ids: list[int]) -> None:
     found = pieces(tokenizer.backend, a_turn_of(ids), [1.0] * len(ids))

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from openclaw_rl.engines.local.sampling.draw import NUCLEUS_CANDIDATES, Draws, draw
 from openclaw_rl.types import SamplingParams
+from support.properties import examples
 
 ALMOST_ONE = float(np.nextafter(1.0, 0.0))
 PLAIN = SamplingParams(max_tokens=1)
@@ -68,7 +69,7 @@ def distribution(logits: Tensor, params: SamplingParams) -> tuple[np.ndarray, fl
 
 
 @given(vocabularies, st.integers(0, 1000), truncations)
-@settings(max_examples=150)
+@examples(150)
 def test_a_sweep_of_the_uniform_reproduces_the_distribution(vocabulary: int, seed: int, params: SamplingParams) -> None:
     logits = random_logits(vocabulary, seed)
     expected, margin = distribution(logits, params)
@@ -99,7 +100,7 @@ def test_greedy_takes_the_likeliest(vocabulary: int, seed: int, uniform: float) 
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), parameters, uniforms), min_size=1, max_size=5), vocabularies)
-@settings(max_examples=100)
+@examples(100)
 def test_log_probs_are_of_the_raw_distribution(rows: list[tuple[int, SamplingParams, float]], vocabulary: int) -> None:
     logits = torch.stack([random_logits(vocabulary, seed) for seed, _, _ in rows])
     draws = draw(logits, [params for _, params, _ in rows], [uniform for _, _, uniform in rows])
@@ -119,7 +120,7 @@ batches = st.lists(st.tuples(st.integers(0, 1000), parameters, uniforms), min_si
 
 
 @given(batches, vocabularies, st.sampled_from((3.0, 0.01)))
-@settings(max_examples=150)
+@examples(150)
 def test_a_row_draws_the_same_alone_and_in_any_batch(rows: list[Row], vocabulary: int, scale: float) -> None:
     logits = [random_logits(vocabulary, seed, scale) for seed, _, _ in rows]
     together = draw_rows(logits, rows)
@@ -190,7 +191,7 @@ def test_the_smallest_values_leave_the_likeliest_token(name: str, tiny: float) -
         assert one(logits, replace(params, top_k=3), uniform) == 1
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     vocabulary=vocabularies,
     seed=st.integers(0, 50),

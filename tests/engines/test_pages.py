@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from openclaw_rl.engines.local.sampling.page_pool import EVICTION_SHARE, PAGE_SIZE, PagePool, chain
+from support.properties import examples
 
 ROOTS = (b"version0", b"version1")
 
@@ -107,7 +108,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.available + len(self.in_use) == self.pool.pages
 
 
-PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+PoolMachine.TestCase.settings = examples(120, stateful_step_count=40)
 TestPool = PoolMachine.TestCase
 
 
@@ -199,7 +200,7 @@ texts = st.tuples(st.sampled_from(ROOTS), st.lists(st.sampled_from((0, 1, 70_000
 
 
 @given(texts, texts, st.integers(0, 3 * PAGE_SIZE))
-@settings(max_examples=300)
+@examples(300)
 def test_equal_digests_mean_equal_tokens_from_the_start_and_one_root(
     one: tuple[bytes, list[int]], other: tuple[bytes, list[int]], common: int
 ) -> None:

@@ -153,9 +153,9 @@ def test_a_forced_token_is_not_held_back(decoder: Decoder) -> None:
 # whole or not at all
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.more), 0.2])
 @pytest.mark.parametrize("cause", ["max_kl", "advantage", "custom"])
-@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("steps", [pytest.param(0, marks=pytest.mark.more), 2])
 def test_a_refused_step_leaves_everything_bit_for_bit_as_it_was(
     decoder: Decoder, tmp_path: Path, cause: str, steps: int, dropout: float
 ) -> None:

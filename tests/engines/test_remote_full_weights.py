@@ -77,7 +77,7 @@ async def answering_weights(sampler: FullWeightSampler) -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -317,7 +317,7 @@ async def test_a_server_that_was_left_in_the_middle_of_a_change_is_put_right_at_
     servers[0].model.loaded = 7
     await servers[0].model.pause()
     sampler = sampler_of(servers[:1], tiny_model, tmp_path)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         await sampler.start()
     assert await answering_weights(sampler) == 0
     await sampler.close()

@@ -72,7 +72,7 @@ async def ask(sampler: RemoteSampler, prompt: list[int], tokens: int = 2, **give
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -322,7 +322,7 @@ async def test_a_server_comes_back_after_whatever_kept_it_from_it(
         await servers[0].stop()
         await until(lambda: not sampler.replicas[0].up)
         await servers[0].start()
-        await asyncio.wait_for(failed.wait(), 30)
+        await asyncio.wait_for(failed.wait(), 180)
         await until(lambda: sampler.replicas[0]._failed_starts > 0)
     set_times(sampler, probe=30.0)
     await until(lambda: sampler.replicas[0].up)
@@ -388,7 +388,7 @@ async def test_whatever_a_server_answers_the_request_ends(
     sampler = RemoteSampler(dialect, [(InferenceServer(servers[0].url), None)], options)
     await sampler.start()
     dialect.pieces = pieces
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         with pytest.raises(EngineUnavailable, match=sentence):
             await ask(sampler, [1])
     dialect.pieces = []

@@ -5,12 +5,13 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.engines.local.sampling.page_pool import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence, Work, pages_for
 from openclaw_rl.types import FinishReason, Priority, SamplingParams
+from support.properties import examples
 
 STOP_TOKEN = 4
 #: Far more steps than any of these runs needs: to go beyond means to go round in circles.
@@ -236,7 +237,7 @@ requests = st.builds(
     st.sampled_from((1, 7, 16, 50)),
     st.booleans(),
 )
-@settings(max_examples=400)
+@examples(400)
 def test_every_sequence_gets_what_it_would_get_alone(
     asked: list[Request], spare_pages: int, max_sequences: int, prefill_tokens: int, runs_ahead: bool
 ) -> None:
@@ -252,7 +253,7 @@ def test_every_sequence_gets_what_it_would_get_alone(
 
 
 @given(st.lists(requests, min_size=2, max_size=5))
-@settings(max_examples=100)
+@examples(100)
 def test_one_cancelled_sequence_leaves_its_siblings_alone(asked: list[Request]) -> None:
     driver = Driver(pages=100)
     numbers = [driver.add(request) for request in asked]
@@ -427,7 +428,7 @@ def test_siblings_still_wait_for_each_other_when_background_computes_the_same_pa
 
 
 @given(st.integers(1, 100), st.integers(2, 6), st.sampled_from((16, 40, 200)))
-@settings(max_examples=50)
+@examples(50)
 def test_siblings_compute_their_prompt_once(length: int, n: int, prefill_tokens: int) -> None:
     """Only the last token, and what shares a page with it, goes through the model for each of them."""
     driver = Driver(pages=60, max_sequences=n, prefill_tokens=prefill_tokens)
@@ -438,7 +439,7 @@ def test_siblings_compute_their_prompt_once(length: int, n: int, prefill_tokens:
 
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 40))
-@settings(max_examples=50)
+@examples(50)
 def test_a_request_that_extends_an_earlier_one_computes_what_is_new(prompt: int, answer: int, addition: int) -> None:
     driver = Driver(pages=60, prefill_tokens=200)
     first = driver.add(Request(prompt_of(prompt), max_tokens=answer))
@@ -502,7 +503,7 @@ def test_rows_of_one_token_are_ordered_by_slot() -> None:
 
 
 @given(st.integers(2, 6), st.integers(0, 3))
-@settings(max_examples=30)
+@examples(30)
 def test_a_pool_too_small_for_all_still_serves_all(n: int, spare_pages: int) -> None:
     request = Request(prompt_of(20), max_tokens=60, n=n)
     driver = Driver(pages=request.pages + spare_pages, max_sequences=n)

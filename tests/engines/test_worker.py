@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -29,6 +29,7 @@ from openclaw_rl.engines.local.process.worker_messages import (
 )
 from openclaw_rl.engines.local.sampling.runner import bytes_per_page
 from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest, Scores
+from support.properties import examples
 from support.workers import ids, on_every_device, request, run, transformers_greedy
 
 #: How far sums in float32 may be off; here they are by less than 3e-6.
@@ -111,7 +112,7 @@ def test_greedy_tokens_and_logprobs_equal_those_of_transformers(tiny_model: Path
 
 
 @on_every_device
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=2, max_size=10),
     steps=st.lists(st.integers(0, 12), min_size=10, max_size=10),

@@ -24,6 +24,7 @@ from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS, MAX_EXAMPLES, 
 from openclaw_rl.envs.host import checked_messages, checked_outcome, checked_step
 from openclaw_rl.envs.registry import BUILT_IN, make_environment
 from support.policies import attempt, calls, says
+from support.properties import examples
 from support.web_pages import (
     BlankSite,
     destroys_everything,
@@ -84,7 +85,7 @@ async def test_every_wrong_click_of_the_first_level_fails_with_the_right_one_as_
 
 
 @given(seed=st.integers(0, 2**32), split=st.sampled_from(["train", "held-out"]))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(seed: int, split: str) -> None:
     tasks = some_tasks(5, split, seed)
     assert tasks == some_tasks(5, split, seed)

@@ -101,7 +101,7 @@ async def test_a_driver_that_is_killed_leaves_no_half_group(bench: Recording) ->
         held = sum(episode["state"] == EpisodeState.HELD for episode in recorded)
         return len(sizes) >= 2 and held >= 1 and 2 in sizes.values()
 
-    wait_for(is_in_mid_group, seconds=60)
+    wait_for(is_in_mid_group)
     driver.kill()
     driver.wait()
     sizes = Counter(episode["name"] for episode in episodes(bench) if episode["name"])

@@ -196,7 +196,7 @@ def test_control_c_ends_the_command_in_order(server: EpisodeServer) -> None:
     command = [sys.executable, "-m", "openclaw_rl", "rollout", *flags]
     server.seconds = 60
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    wait_for(lambda: server.running == 2, seconds=60)
+    wait_for(lambda: server.running == 2)
     driver.send_signal(signal.SIGINT)
     out, errors = driver.communicate(timeout=60)
     assert (driver.returncode, errors) == (1, "")
@@ -211,7 +211,7 @@ def test_a_driver_that_is_killed_leaves_no_trace_in_the_next(server: EpisodeServ
     flags = ["--url", server.url, "--env", SUMS, "--tasks", "1", "--group", "2", "--parallel", "2"]
     server.seconds = 60
     driver = subprocess.Popen([sys.executable, "-m", "openclaw_rl", "rollout", *flags], cwd=ROOT)
-    wait_for(lambda: server.running == 2, seconds=60)
+    wait_for(lambda: server.running == 2)
     driver.kill()
     driver.wait()
     left = set(server.requests)
@@ -224,7 +224,7 @@ def test_a_driver_that_is_killed_leaves_no_trace_in_the_next(server: EpisodeServ
 def test_the_server_of_a_killed_command_stops(tiny_model: Path, tmp_path: Path) -> None:
     flags = ["--env", SUMS, "--own-server", "--model-name", str(tiny_model), "--run-dir", str(tmp_path)]
     driver = subprocess.Popen([sys.executable, "-m", "openclaw_rl", "rollout", *flags], cwd=ROOT)
-    wait_for(lambda: bool(read_server(tmp_path)), seconds=60)
+    wait_for(lambda: bool(read_server(tmp_path)))
     driver.kill()
     driver.wait()
-    wait_for(lambda: not read_server(tmp_path), seconds=60)
+    wait_for(lambda: not read_server(tmp_path))

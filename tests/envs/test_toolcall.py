@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config.options import ConfigError
@@ -16,6 +16,7 @@ from openclaw_rl.envs.host import checked_messages, checked_step
 from openclaw_rl.envs.toolcall.builtin import KINDS, TOOLS
 from openclaw_rl.envs.toolcall.environment import LEVELS, ToolCallEnvironment
 from support.policies import Policy, attempt, calls, says
+from support.properties import examples
 
 EVERYTHING = ToolCallEnvironment(levels=tuple(LEVELS))
 #: One argument of each type that the tools take.
@@ -81,7 +82,7 @@ async def test_a_right_answer_without_calls_counts_nothing() -> None:
 
 
 @given(seed=st.integers(0, 2**32), split=st.sampled_from(["train", "held-out"]))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(seed: int, split: str) -> None:
     tasks = some_tasks(5, split, seed)
     assert tasks == some_tasks(5, split, seed)
@@ -176,7 +177,7 @@ ANSWERS = st.lists(
 
 @pytest.mark.more
 @given(index=st.integers(0, 60), answers=ANSWERS, perfect_start=st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 async def test_any_answers_end_with_a_reward_within_bounds(
     index: int, answers: list[Message], perfect_start: bool
 ) -> None:

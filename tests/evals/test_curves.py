@@ -4,12 +4,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.page import curve, curve_charts, save_curve
 from openclaw_rl.evals.trial import Exam, TrialOutcome
 from openclaw_rl.lab.statistics import proportion
+from support.properties import examples
 from support.trials import a_trial, an_answer, an_exam, learning
 
 
@@ -61,7 +62,7 @@ moments = st.integers(0, 10_000_000).map(lambda milliseconds: milliseconds / 100
 exams = st.lists(st.tuples(marks, moments), min_size=1, max_size=5)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(exams, min_size=1, max_size=4))
 def test_a_mean_lies_in_its_band_whatever_was_measured(seeds: list[list[tuple[list[bool], float]]]) -> None:
     trials = [a_trial(*(an_exam(m, at, version=n) for n, (m, at) in enumerate(s)), seed=k) for k, s in enumerate(seeds)]

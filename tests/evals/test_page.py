@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl import __version__
@@ -13,6 +13,7 @@ from openclaw_rl.evals.page import choose_conversations, choose_pairs, page, wri
 from openclaw_rl.evals.summary import summarise
 from openclaw_rl.evals.trial import Exam, HeldSession, TrialOutcome
 from support.page_assertions import Seen, look
+from support.properties import examples
 from support.trials import a_trial, an_answer, an_exam, an_exchange, learning
 
 HOSTILE = [
@@ -135,7 +136,7 @@ def test_what_models_and_people_write_is_text() -> None:
     assert found.text.count(text) >= 8
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.text(min_size=1, max_size=200))
 def test_whatever_is_written_is_read_as_it_was_written(text: str) -> None:
     found = look(page([hostile_trial(text)], text, text))

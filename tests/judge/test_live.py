@@ -42,7 +42,7 @@ def test_five_conversations_end_with_the_verdicts_a_person_would_expect(tmp_path
     with serving([sys.executable, "run.py"], None, *flags) as program:
         for session, (reply, *_) in CONVERSATIONS.items():
             converse(program, session, reply)
-        wait_for(lambda: sum(turn.verdict is not None for turn in stored_turns(tmp_path)) == len(CONVERSATIONS), 60)
+        wait_for(lambda: sum(turn.verdict is not None for turn in stored_turns(tmp_path)) == len(CONVERSATIONS))
         assert "too small to judge" in " ".join(program.log.split())
     judged = {turn.session.id: turn for turn in stored_turns(tmp_path) if turn.verdict is not None}
     for session, (_reply, score, hint, sample) in CONVERSATIONS.items():

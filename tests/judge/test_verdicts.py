@@ -4,13 +4,14 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import deletion, pages, sessions, training, verdicts
 from openclaw_rl.ledger.turns import add_feedback, ready_turns, set_next_state
 from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, State, Verdict, Vote
+from support.properties import examples
 from support.records import Book, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
@@ -47,7 +48,7 @@ any_verdicts = st.builds(
 
 
 @given(any_verdicts, st.none() | st.sampled_from(SampleKind))
-@settings(max_examples=60)
+@examples(60)
 def test_a_verdict_is_read_back_exactly(shared: Book, verdict: Verdict, sample: SampleKind | None) -> None:
     turn = shared.put(State.READY)
     assert shared.change(verdicts.record, turn, verdict, sample, "because", 0)

@@ -80,26 +80,28 @@ def read_rightly(name: str) -> tuple[float, float, float]:
     return right / wished, wrong / wished, false / (len(lines) - wished)
 
 
-def test_reads_lasting_wishes_in_ordinary_words() -> None:
+@pytest.mark.parametrize(
+    ("name", "least", "most_wrong", "most_false"),
+    [
+        pytest.param("tuning", 0.9, 0.02, 0.01, marks=pytest.mark.more),
+        pytest.param("more_tuning", 0.82, 0.02, 0.02, marks=pytest.mark.more),
+        ("development", 0.72, 0.03, 0.04),
+        ("more_check", 0.64, 0.04, 0.08),
+        ("sealed", 0.58, 0.2, 0.08),
+        ("second_tuning", 0.64, 0.14, 0.05),
+        ("second_check", 0.53, 0.18, 0.08),
+    ],
+)
+def test_reads_lasting_wishes_in_ordinary_words(name: str, least: float, most_wrong: float, most_false: float) -> None:
     """The weights are fitted on the first two sets. The others only measure.
 
     Rules were written on the misses of "second_tuning". Nobody who works on the reader looks at the cases of "sealed",
     which is scored for reports only, and of "second_check".
     """
-    bounds = {
-        "tuning": (0.9, 0.02, 0.01),
-        "more_tuning": (0.82, 0.02, 0.02),
-        "development": (0.72, 0.03, 0.04),
-        "more_check": (0.64, 0.04, 0.08),
-        "sealed": (0.58, 0.2, 0.08),
-        "second_tuning": (0.64, 0.14, 0.05),
-        "second_check": (0.53, 0.18, 0.08),
-    }
-    for name, (least, most_wrong, most_false) in bounds.items():
-        right, wrong, false = read_rightly(f"lasting_wishes_{name}.jsonl")
-        assert right >= least, name
-        assert wrong <= most_wrong, name
-        assert false <= most_false, name
+    right, wrong, false = read_rightly(f"lasting_wishes_{name}.jsonl")
+    assert right >= least
+    assert wrong <= most_wrong
+    assert false <= most_false
 
 
 def persona_of_the_tutorial(folder: Path) -> Persona:

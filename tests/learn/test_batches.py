@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.learn.samples import to_sequences
@@ -21,6 +21,7 @@ from openclaw_rl.types import (
     Verdict,
 )
 from support.methods import a_method
+from support.properties import examples
 
 RL = a_method("rl")
 CENTRED = a_method("rl", baseline="batch")
@@ -200,7 +201,7 @@ def conversations(draw: st.DrawFn) -> list[StoredTurn]:
 
 
 @given(conversations())
-@settings(max_examples=300)
+@examples(300)
 def test_whatever_conversations_are_in_a_batch_every_turn_is_in_it_once(turns: list[StoredTurn]) -> None:
     sequences = to_sequences(turns, RL)
     assert_whole(sequences, turns)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config.options import ConfigError
@@ -22,6 +22,7 @@ from openclaw_rl.learn.build import Beginning, where_to_begin
 from openclaw_rl.learn.checkpoints import RECORD, BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.types import Batch
+from support.properties import examples
 
 BATCHES = (Batch(3, 3, (5, 6)), Batch(4, 5, (7, 9)))
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights", "learner.optimizer": b"moments"}
@@ -156,7 +157,7 @@ records = json_values | st.fixed_dictionaries(
 
 
 @given(record=records)
-@settings(max_examples=150)
+@examples(150)
 def test_whatever_is_in_a_record_the_others_can_be_used(record: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     checkpoints = Checkpoints(tmp_path_factory.getbasetemp() / "wild", keep=3)
     if not checkpoints.folder.is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config.options import ConfigError
@@ -18,6 +18,7 @@ from openclaw_rl.learn.gate import MAX_ANSWER_TOKENS, MAX_CONCURRENT, Gate, Item
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Priority, SampleRequest
 from support.fakes import ScriptedSampler
+from support.properties import examples
 from support.rank_processes import FastLauncher
 
 
@@ -202,7 +203,7 @@ names = ("contains", "excludes", "matches", "max_words", "min_words")
 
 
 @given(st.dictionaries(st.sampled_from(names), values, min_size=1), st.text(max_size=12))
-@settings(max_examples=200)
+@examples(200)
 def test_whatever_a_line_says_it_is_refused_or_can_be_examined(checks: dict[str, Any], answer: str) -> None:
     """What is found out only after a step would stop learning."""
     try:

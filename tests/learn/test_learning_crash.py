@@ -23,8 +23,14 @@ def recoveries(run: LearningRun) -> list[str]:
     return sorted(path.name for path in (run.folder / "recovery").glob("*"))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, ALWAYS])
-@pytest.mark.parametrize("steps", [2, 19])
+@pytest.mark.parametrize(
+    ("steps", "share"),
+    [
+        *((2, share) for share in (0.0, 0.05, ALWAYS)),
+        (19, 0.05),
+        *(pytest.param(19, share, marks=pytest.mark.more) for share in (0.0, ALWAYS)),
+    ],
+)
 async def test_the_policy_that_served_last_serves_again_at_once(tmp_path: Path, steps: int, share: float) -> None:
     async with a_run(tmp_path / "run", save_interval=20, recovery_share=share) as run:
         await run.start()

@@ -15,7 +15,7 @@ from support.records import intercept
 
 
 @pytest.mark.parametrize("call", ["step", "write_policy", "publish", "apply", "save", "saved"])
-@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("steps", [0, 1, *(pytest.param(steps, marks=pytest.mark.more) for steps in (2, 3))])
 async def test_killed_at_any_point_of_a_step_every_turn_is_trained_on_once(
     run: LearningRun, call: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

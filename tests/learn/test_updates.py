@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.ledger import deletion, groups, training, verdicts
@@ -13,6 +13,7 @@ from openclaw_rl.ledger.sessions import IllegalTransition
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import Batch, Feedback, SampleKind, Source, State, Verdict
+from support.properties import examples
 from support.records import Book
 
 PATIENT = 1000
@@ -343,7 +344,7 @@ INSTANTS = ("claim", "step", "apply", "save", "checkpoint that knows more")
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from(INSTANTS), st.booleans()), max_size=12))
-@settings(max_examples=25)
+@examples(25)
 def test_however_often_it_is_killed_no_turn_is_lost_and_none_is_in_two_steps_that_count(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[int, int, str, bool]]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
@@ -23,6 +23,7 @@ from openclaw_rl.ledger.sessions import TRANSITIONS, IllegalTransition
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import add_feedback, find_ancestor, last_waiting, load_turn, set_next_state
 from openclaw_rl.types import Continuation, Feedback, SamplingParams, SessionKey, State, TopTokens, Turn
+from support.properties import examples
 from support.records import Book, a_side_turn, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
@@ -78,7 +79,7 @@ def tables(top: TopTokens | None) -> tuple[list[Any], list[Any]] | None:
     return top and (top.ids.tolist(), top.logprobs.tolist())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(turn=any_turns())
 @example(
     a_turn(
@@ -154,7 +155,7 @@ def trees(draw: st.DrawFn) -> list[tuple[int | None, int, list[int], list[int]]]
     return nodes
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(tree=trees())
 def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) -> None:
     whole: list[list[int]] = []

@@ -4,7 +4,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from openclaw_rl.ledger import deletion, episodes, groups, sessions, training, verdicts
@@ -22,6 +22,7 @@ from openclaw_rl.types import (
 )
 from support.episodes import advantages, attempt, end, judge, let_groups_time_out, next_message, play
 from support.methods import a_method
+from support.properties import examples
 from support.records import Book
 
 METHOD = a_method("rl", baseline="group")
@@ -124,7 +125,7 @@ ATTEMPTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(group=ATTEMPTS)
 @example(group=[(1 / 8, [1 / 4]), (1 / 8, [1 / 8]), (1 / 4, [1 / 8])])  # outcome and step cancel each other
 def test_advantages_are_those_of_a_plain_computation(

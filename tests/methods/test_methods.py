@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.engines.base import SamplerCapabilities
@@ -17,6 +17,7 @@ from openclaw_rl.ledger.turns import set_next_state
 from openclaw_rl.methods.base import Baseline, Method, NoSignal
 from openclaw_rl.types import Hint, SampleKind, Source, State, StoredTurn, Verdict
 from support.methods import a_method
+from support.properties import examples
 from support.records import Book
 
 OLD = [-0.5, -0.25, -2.0]
@@ -198,7 +199,7 @@ any_verdict = st.builds(
 
 
 @given(any_verdict, st.sampled_from(SampleKind), st.sampled_from(["rl", "opd", "combine"]), logprob_lists)
-@settings(max_examples=100)
+@examples(100)
 def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal(
     book: Book, verdict: Verdict, kind: SampleKind, method: str, logprobs: list[float]
 ) -> None:
@@ -215,7 +216,7 @@ def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal
 
 @pytest.mark.parametrize("method", ["rl", "opd", "combine"])
 @given(verdict=any_verdict.filter(lambda v: all(len(hint.logprobs) in (0, 3) for hint in v.hints)))
-@settings(max_examples=60)
+@examples(60)
 def test_what_the_judge_hands_on_as_a_sample_can_be_trained_on(book: Book, method: str, verdict: Verdict) -> None:
     """A sample that counts towards the batch and then has no gradient would be mistake 9."""
     kind, _reason = a_method(method).sample_kind(verdict)

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from openclaw_rl.rendering.tokenizer import Detokenizer, token_bytes
+from support.properties import examples
 
 REPLACEMENT = "\ufffd"
 SAMPLE = "€€é😀\ufffd a"
@@ -84,7 +85,7 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 @every_tokenizer
 @given(data=st.data(), at_once=st.integers(1, 20))
-@settings(max_examples=300)
+@examples(300)
 def test_pieces_join_to_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject, at_once: int) -> None:
     ids = data.draw(ids_of(tokenizer))
     assert "".join(stream(tokenizer, ids, at_once)) == decode(tokenizer, ids)
@@ -92,14 +93,14 @@ def test_pieces_join_to_the_whole_decode(tokenizer: Tokenizer, data: st.DataObje
 
 @every_tokenizer
 @given(text=st.text(max_size=30))
-@settings(max_examples=100)
+@examples(100)
 def test_no_piece_of_well_formed_text_holds_half_a_character(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text.replace(REPLACEMENT, "")).ids
     assert not any(REPLACEMENT in piece for piece in stream(tokenizer, ids))
 
 
 @given(data=st.data(), at_once=st.integers(1, 20))
-@settings(max_examples=200)
+@examples(200)
 def test_byte_level_holds_back_the_last_character_at_most(data: st.DataObject, at_once: int) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     ids = data.draw(ids_of(tokenizer))

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.history import RecordedTurn, TemplateInput, continue_turn, keys
 from openclaw_rl.types import Continuation
+from support.properties import examples
 
 Message = dict[str, Any]
 EXTENDS, REALIGNED, FORKED = Continuation.EXTENDS, Continuation.REALIGNED, Continuation.FORKED
@@ -226,7 +227,7 @@ def talks(draw: st.DrawFn) -> list[Message]:
     return talk
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(talk=talks(), data=st.data())
 def test_a_conversation_that_says_something_else_is_another(talk: list[Message], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(talk) - 1))
@@ -575,7 +576,7 @@ wild = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     asked=st.lists(wild, min_size=1, max_size=3),
     response=st.lists(st.integers(0, 402), max_size=6),
@@ -617,7 +618,7 @@ def test_the_recorded_tokens_are_always_kept_and_only_the_rest_is_tokenised(
     assert prompt.ids[: len(turn.ids)] == turn.ids
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(texts=st.lists(wild, min_size=1, max_size=4), strips=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_a_forgetful_template_never_makes_a_prompt_that_is_neither_the_record_nor_its_own(
     forgetful: ChatRenderer, texts: list[str], strips: list[bool]

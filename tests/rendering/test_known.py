@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.rendering.known import Beginnings, Known, KnownMessages, KnownTools, last_remembered, remembered
+from support.properties import examples
 
 roles = st.sampled_from(["system", "user", "assistant"])
 plain = st.fixed_dictionaries({"role": roles, "content": st.sampled_from(["yes", "no", "\ud800"])})
@@ -23,7 +24,7 @@ def written(data: Any) -> str:
 
 
 @given(requests, st.sampled_from([3_000, 1_000_000]))
-@settings(max_examples=200)
+@examples(200)
 def test_known_messages_say_exactly_what_was_given(steps: list[tuple[int, Any]], max_bytes: int) -> None:
     known = KnownMessages(max_bytes)
     messages: list[dict[str, Any]] = []
@@ -72,7 +73,7 @@ def test_what_is_derived_of_a_known_message_is_derived_once() -> None:
 
 
 @given(requests, st.booleans())
-@settings(max_examples=200)
+@examples(200)
 def test_the_beginning_of_a_conversation_makes_no_difference(steps: list[tuple[int, Any]], are_known: bool) -> None:
     seen: list[int] = []
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openclaw_rl.rendering.response import StopMatcher
+from support.properties import examples
 
 # Few letters, so that stop strings appear, nearly appear, overlap, and contain each other.
 texts = st.text("ab\n", max_size=24)
@@ -28,7 +29,7 @@ def cut(text: str, at: set[int]) -> list[str]:
 
 
 @given(stop_strings, texts, cuts)
-@settings(max_examples=500)
+@examples(500)
 @example(["aba", "b"], "aba", {2})
 def test_cutting_makes_no_difference(stops: list[str], text: str, at: set[int]) -> None:
     whole = match(stops, [text])
@@ -37,7 +38,7 @@ def test_cutting_makes_no_difference(stops: list[str], text: str, at: set[int]) 
 
 
 @given(stop_strings, texts, cuts)
-@settings(max_examples=500)
+@examples(500)
 def test_only_what_is_before_the_first_stop_comes_through(stops: list[str], text: str, at: set[int]) -> None:
     """For stop strings that do not contain each other, "first" has one meaning."""
     stops = [stop for stop in stops if not any(other in stop for other in stops if other != stop)]

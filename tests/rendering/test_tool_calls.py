@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser, new_call_id
 from openclaw_rl.rendering.tool_formats import FORMATS, WRITTEN, choose_format
+from support.properties import examples
 
 OPEN, CLOSE, TAG = "<tool_call>", "</tool_call>", "<|python_tag|>"
 
@@ -106,7 +107,7 @@ every_format = pytest.mark.parametrize("format", FORMATS)
 
 @every_format
 @given(data=st.data(), at=cuts)
-@settings(max_examples=100)
+@examples(100)
 def test_cutting_makes_no_difference(format: str, data: st.DataObject, at: set[int]) -> None:
     response = data.draw(fragments(format))
     whole = parse(format, [response])
@@ -116,7 +117,7 @@ def test_cutting_makes_no_difference(format: str, data: st.DataObject, at: set[i
 
 @every_format
 @given(data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_text_is_conserved(format: str, data: st.DataObject) -> None:
     response = data.draw(fragments(format))
     parsed = parse(format, [response])
@@ -140,7 +141,7 @@ def test_a_broken_call_is_text_and_does_not_cost_the_next(format: str) -> None:
 
 
 @every_format
-@settings(max_examples=20)
+@examples(20)
 @given(text=st.text(alphabet='ab \n{"', max_size=60))
 def test_text_is_not_held_back(format: str, text: str) -> None:
     parser = ToolParser(FORMATS[format])

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.sandbox import programs as sandbox
 from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome, run_python
+from support.properties import examples
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's fences are Linux'")
 
@@ -364,7 +365,7 @@ def test_the_fences_of_this_machine_are_named():
         assert "seccomp" in held
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_program_with_an_outcome(source: bytes):
     seen = asyncio.run(run_python(source.decode("utf-8", "surrogateescape"), seconds=5))

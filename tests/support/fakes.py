@@ -70,6 +70,8 @@ class ScriptedSampler:
         self.dies_after: int | None = None
         self.closed = False
         self.sent = 0
+        #: It waits before it draws more tokens than these.
+        self.may_send = math.inf
         self.open = 0
 
     @property
@@ -150,6 +152,8 @@ class ScriptedStream:
         while self._ids:
             if self._sampler.seconds_per_token:
                 await asyncio.sleep(self._sampler.seconds_per_token)
+            while self._sampler.sent >= self._sampler.may_send:
+                await asyncio.sleep(0.001)
             self._sampler.check_open()
             if self._sampler.dies_after is not None and position >= self._sampler.dies_after:
                 raise EngineUnavailable("The worker died.")

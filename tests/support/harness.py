@@ -24,6 +24,8 @@ from support.fakes import ScriptedSampler
 
 MODEL = "tiny"
 DEFAULTS = SamplingDefaults(temperature=0.6, top_k=9)
+#: The longest wait before a test fails; generous, because what is waited for may be the start of a process.
+SECONDS = 300
 
 
 class Bench:
@@ -92,8 +94,11 @@ def openai_error(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    """Wait until the condition holds. It is asked ever less often: to ask may itself cost a request or a command."""
     end = time.monotonic() + seconds
+    pause = 0.005
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} seconds in vain"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)

@@ -91,7 +91,7 @@ def until(condition: Callable[[], bool], program: Program) -> None:
     while not condition():
         assert program.process.poll() is None, f"the server ended: {program.log}"
         assert time.monotonic() < end, f"waited {SECONDS} seconds in vain: {program.log}"
-        time.sleep(0.05)
+        time.sleep(0.1)  # each look is a request, which takes time from what is waited for
 
 
 def free_port() -> int:

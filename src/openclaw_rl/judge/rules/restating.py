@@ -299,12 +299,12 @@ def about_user(words: str, grammar: WishGrammar) -> str:
     for when, say in grammar.about_user:
         said = normalise_in_place(mask_quotations(words))
         for match in reversed(list(when.finditer(said))):
-            groups = (Said(words[match.start(n) : match.end(n)]) for n in range(1, match.re.groups + 1))
+            groups = (SaidWords(words[match.start(n) : match.end(n)]) for n in range(1, match.re.groups + 1))
             words = words[: match.start()] + say.format(*groups) + words[match.end() :]
     return words
 
 
-class Said(str):
+class SaidWords(str):
     """Words of a message. In the format `s` a verb gets the form that follows "the user": has, does, tries, wishes."""
 
     def __format__(self, given: str) -> str:
