@@ -1,5 +1,6 @@
 """The launchers of the published scripts: their variables mean here what they mean there, or are refused."""
 
+import inspect
 import json
 import os
 import shlex
@@ -205,6 +206,8 @@ def test_the_last_command_replaces_the_script(tmp_path: Path, monkeypatch: pytes
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", replace)
+    # The parser that tests share was built before, with the command itself.
+    monkeypatch.setattr("openclaw_rl.cli.build_parser", inspect.unwrap(build_parser))
     monkeypatch.setattr("openclaw_rl.cli.train.run", lambda options: 1)
     os.environ.update(MODEL_PATH="m", DATA_PATH=str(tmp_path), WANDB_KEY="w", WANDB_PROJECT="p", USE_WANDB="0")
     with pytest.raises(SystemExit):

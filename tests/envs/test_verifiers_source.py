@@ -33,6 +33,9 @@ number = 0
 for index, order in enumerate(sys.stdin):
     print(order.strip(), file=log, flush=True)
     if order.strip() == "end":
+        # Like the real one, it does not end before its groups have.
+        if "hang" in endings:
+            continue
         break
     for _ in range(settings["group"]):
         ending = endings[number % len(endings)]

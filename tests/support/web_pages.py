@@ -63,7 +63,10 @@ class ModelPages(SiteTasks):
         return ModelScene(FAMILIES[task.data["family"]](task.data["content"]), task.data, chromium)
 
 
-def without_browser(show: ShowOptions | None = None, **settings: Any) -> BrowserEnvironment:
+TEXT_ALONE = ShowOptions()
+
+
+def without_browser(show: ShowOptions = TEXT_ALONE, **settings: Any) -> BrowserEnvironment:
     return BrowserEnvironment(ModelPages(**settings), NoBrowser(), show=show)
 
 
