@@ -95,8 +95,10 @@ def openai_error(response: httpx.Response) -> dict[str, Any]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Wait until the condition holds, which may be for a moment only."""
+    """Wait until the condition holds. It is asked ever less often: to ask may itself cost a request or a command."""
     end = time.monotonic() + seconds
+    pause = 0.005
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} seconds in vain"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)
