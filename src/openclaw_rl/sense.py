@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+#: Words that show that a text is in English, and the share of them and the number of words that say so.
+_ENGLISH_WORDS = "the of and to is are that it you for with this be by from or have can your they their"
+_ENGLISH = frozenset(_ENGLISH_WORDS.split())
+_MIN_ENGLISH, _MIN_WORDS_OF_LANGUAGE = 0.08, 5
 #: Scripts without spaces, where a pair of characters counts as a word.
 CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
@@ -204,3 +208,9 @@ def is_echo(answer: str, question: str) -> bool:
     """Whether an answer has no content word that is not in the question."""
     words = stems(answer)
     return bool(words) and words <= stems(question)
+
+
+def is_other_language(answer: str) -> bool:
+    """Whether an answer is long enough to be in English, and is not."""
+    words = words_of(answer)
+    return len(words) >= _MIN_WORDS_OF_LANGUAGE and sum(word in _ENGLISH for word in words) < _MIN_ENGLISH * len(words)

@@ -6,6 +6,7 @@ What every family computes with them is compared with PEFT in `test_transformers
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.base import StepRefused
-from openclaw_rl.engines.local.merge import average_adapters
-from openclaw_rl.engines.local.model.experts import grouped
+from openclaw_rl.engines.local.merge import average_adapters, fitting_adapter, merge_adapter
+from openclaw_rl.engines.local.model.experts import grouped, has_experts, inputs_first
 from openclaw_rl.engines.local.model.language_model import LanguageModel
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy
 from openclaw_rl.engines.local.model.transformers_decoder import load_language_model, load_transformers_decoder
@@ -23,9 +24,11 @@ from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, PolicyLoaded, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
+from openclaw_rl.errors import UserError
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import SampledToken, Span, TrainingSequence
 from support.decoders import TRANSFORMERS_FAMILIES, save_random
+from support.own_code import ATTENDING, save_with_code
 from support.trainers import InProcessLearner, batch, options, state, trained, trained_lora
 from support.workers import Answers, ids, load, request, run
 
@@ -179,6 +182,35 @@ def test_a_damaged_adapter_is_refused(
     answer = worker.obey(LoadPolicy(1, 1, adapter))
     assert isinstance(answer, PolicyLoaded)
     assert sentence in str(answer.error)
+
+
+def test_it_is_merged_by_no_code_of_a_folder_and_not_written_as_gguf(
+    model: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = save_peft(model, tmp_path / "adapter")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    ran = save_with_code(tiny_model, tmp_path / "own", ATTENDING)
+    with pytest.raises(UserError, match=r"needs its own code .*, which merge does not run"):
+        merge_adapter(tmp_path / "own", adapter, tmp_path / "merged")
+    assert not ran.exists()
+    with pytest.raises(UserError, match="is on experts, which are not written as GGUF"):
+        fitting_adapter(model, adapter)
+
+
+@pytest.mark.parametrize(
+    ("gate_up", "down", "known", "first"),
+    [
+        ((4, 32, 96), (4, 48, 32), True, True),
+        ((4, 96, 32), (4, 32, 48), True, False),
+        ((6, 96, 32), (4, 32, 48), False, False),
+    ],
+)
+def test_the_layout_of_experts_is_that_of_their_shapes(
+    gate_up: tuple[int, ...], down: tuple[int, ...], known: bool, first: bool
+) -> None:
+    module = SimpleNamespace(gate_up_proj=torch.empty(gate_up), down_proj=torch.empty(down))
+    assert has_experts(module) is known
+    assert inputs_first(module) is first
 
 
 def test_the_average_changes_each_expert_as_the_adapters_do_on_average(decoder: LanguageModel, tmp_path: Path) -> None:

@@ -279,6 +279,13 @@ def test_any_text_gives_short_plain_instructions(message: str, request_: str) ->
         assert wish.topic
 
 
+def test_words_again_and_again_take_no_time() -> None:
+    """A pattern that matches a word in two ways takes twice as long for each further one."""
+    for word in ("really", "only", "also", "never", "simply", "would", "kind of", "so", "very", "my old"):
+        for start in ("I ", "He ", "We ", "You ", "My boss "):
+            read_wishes(f"{start}{f'{word} ' * 40}5 hate long answers, please never write them.", REQUEST, RESPONSE)
+
+
 @pytest.mark.parametrize("piece", ["please ", "don't ", "a, ", "no more ", "in the ", "be more ", "call me a", "请不"])
 def test_long_messages_take_no_time(piece: str) -> None:
     read_wishes("Talk like a pirate.")

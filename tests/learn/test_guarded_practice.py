@@ -54,6 +54,7 @@ async def test_a_practice_that_harms_only_what_its_note_is_for_is_taken_back(
         assert (done.state, done.made) == (PracticeState.STOPPED, 0)
         assert done.reason.startswith("the policy became worse, so the one before serves again (the guard: ")
         await run.until(lambda: run.loop.guard is not None and run.loop.guard.also == ())
+        assert "practised" not in (run.folder / FILE).read_text(), "what its owner said leaves no trace"
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,8 @@ def write_gguf(options: argparse.Namespace, config: Config) -> int:
     is_whole = (options.checkpoint / "config.json").exists()
     if is_whole and options.adapter_only:
         raise UserError(f"{options.checkpoint} is a whole model: it has no adapter.")
-    base = runnable(options.checkpoint) if is_whole else base_model(config)
+    # Only tensors are read here too.
+    base = runnable(options.checkpoint, trusts_code=True) if is_whole else base_model(config)
     adapter = None if is_whole else fitting_adapter(base, options.checkpoint)
     export = GgufExport(base, adapter, options.gguf)
     with finished_folder(options.out) as folder:

@@ -60,7 +60,10 @@ class ItemGroup(Generic[Shared]):
         self.under_way += self._one_per_server
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(progress))
-        line, words = await item.measure(await asyncio.shield(self._starting))
+        shared = await asyncio.shield(self._starting)
+        progress.measuring += 1
+        line, words = await item.measure(shared)
+        progress.measuring -= 1
         if self._log is not None:
             self._log.add(line)
         if not item.counts:

@@ -40,6 +40,8 @@ class RunProgress:
         self._task = self.bar.add_task(what, total=total, note="")
         self._done, self._size_done, self._size = 0, 0.0, size or total
         self._seconds, self._since = 0.0, time.monotonic()
+        self.measuring = 0
+        """Items that are being measured."""
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -58,8 +60,9 @@ class RunProgress:
             self.console.print(Text(what), soft_wrap=True)
 
     def begin(self) -> None:
-        """Cases are asked from now on: the time left is not that of starting servers."""
-        self._since = time.monotonic()
+        """Cases are asked from now on. The time until now does not count, unless others were asked meanwhile."""
+        if not self.measuring:
+            self._since = time.monotonic()
 
     def advance(self, what: str = "", size: float = 1) -> None:
         """A case of this size is done."""

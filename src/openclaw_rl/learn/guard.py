@@ -28,7 +28,7 @@ from openclaw_rl.ledger.sessions import SET_ASIDE
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import conversation_starts, load_readable
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.sense import check, repeats, words_of
+from openclaw_rl.sense import check, is_other_language, repeats, words_of
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -50,13 +50,10 @@ MAX_OWN, MAX_OWN_CHARACTERS, MAX_SEARCHED_TURNS = 8, 300, 50
 #: within 50 examinations; a fall from 0.97 to 0.79 is found by a single one in more than 9 of 10 cases
 #: (tests/learn/test_guard.py).
 SUSPICIOUS, WORSE, CLEARLY_WORSE, MIN_FALL, MAX_ROUNDS = 0.2, 0.0002, 1e-6, 0.08, 5
-#: Words that show that a text is in English, and the share of them and the number of words that say so.
-_ENGLISH_WORDS = "the of and to is are that it you for with this be by from or have can your they their"
-_ENGLISH = frozenset(_ENGLISH_WORDS.split())
-_MIN_ENGLISH, _MIN_WORDS = 0.08, 5
 #: In the run directory: the references, the last examination, and what it led to.
 FILE = "guard.json"
 TEMPERATURE, MAX_TOKENS = 0.7, 96
+PRACTISED = "practised-"
 #: Prompts that are asked at the same time: few, because people's answers are sampled beside them.
 MAX_CONCURRENT = 4
 #: The gauges, besides the version that was examined.
@@ -92,12 +89,6 @@ class PlainPrompt:
         return zlib.crc32(f"{self.key} {draw}".encode())
 
 
-def is_other_language(answer: str) -> bool:
-    """Whether an answer is long enough to be in English, and is not."""
-    words = words_of(answer)
-    return len(words) >= _MIN_WORDS and sum(word in _ENGLISH for word in words) < _MIN_ENGLISH * len(words)
-
-
 @cache
 def plain_prompts() -> tuple[PlainPrompt, ...]:
     """The questions that we ship."""
@@ -107,7 +98,7 @@ def plain_prompts() -> tuple[PlainPrompt, ...]:
 
 def practised_prompt(text: str, owner: str) -> PlainPrompt:
     """A message of the kind that a note with a scope is for. Nobody knows what its answer is about."""
-    return PlainPrompt(f"practised-{zlib.crc32(text.encode()):08x}", text, owner=owner)
+    return PlainPrompt(f"{PRACTISED}{zlib.crc32(text.encode()):08x}", text, owner=owner)
 
 
 def own_prompts(ledger: Ledger, owner: str | None = None) -> list[PlainPrompt]:
@@ -143,6 +134,9 @@ class PlainAnswers:
     @property
     def asked(self) -> int:
         return sum(map(len, self.sensible.values()))
+
+    def without_practised(self) -> "PlainAnswers":
+        return replace(self, sensible={key: got for key, got in self.sensible.items() if not key.startswith(PRACTISED)})
 
     def shared(self, other: "PlainAnswers") -> "PlainAnswers":
         """The same without the prompts that another policy was not asked."""
@@ -322,9 +316,10 @@ class Guard:
             reasons = [why_worse(one, policy, limit) for one in references.values()] if rounds > 1 else []
             if why := next(filter(None, reasons), ""):
                 break
-        state.start = references[state.start.version] if state.start else None
-        state.good = references[state.good.version] if state.good else None
-        return policy, why
+        # What was asked because of a practice is no measure afterwards.
+        state.start = references[state.start.version].without_practised() if state.start else None
+        state.good = references[state.good.version].without_practised() if state.good else None
+        return policy.without_practised(), why
 
     def accept(self, policy: PlainAnswers) -> None:
         """Remember a policy as the last good one. Its checkpoint exists."""

@@ -16,11 +16,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from openclaw_rl.engines.local.families import needed_code
 from openclaw_rl.engines.local.model.decoder import write_tensors
 from openclaw_rl.engines.local.model.policy_slots import BadPolicy, peft_tensors, read_adapter
 from openclaw_rl.engines.local.training.policy_trainer import OPTIMIZER, STATE
 from openclaw_rl.errors import UserError
-from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ON_TINKER, copy_companion_files
+from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ON_TINKER, copy_companion_files, read_json_object
 
 #: In a folder that is being written: what there is of it so far.
 UNFINISHED = ".unfinished"
@@ -68,7 +69,11 @@ def merge_experts(base: Path, adapter: Path, fitting: FittingAdapter, folder: Pa
     experts, only Transformers knows. Raises UserError."""
     import transformers
 
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype="auto", local_files_only=True)
+    if code := needed_code(read_json_object(base / "config.json")):
+        raise UserError(f"{adapter} is on experts, and {base} needs its own code {code}, which merge does not run.")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        base, dtype="auto", local_files_only=True, trust_remote_code=False
+    )
     weights = dict(model.named_parameters())
     for path in fitting.factors:
         weight = weights.get(path, weights.get(f"{path}.weight"))
@@ -101,6 +106,8 @@ def readable_adapter(adapter: Path) -> tuple[dict[str, Any], dict[str, dict[str,
 def fitting_adapter(base: Path, adapter: Path) -> FittingAdapter:
     """The adapter in a PEFT folder. Raises UserError if it does not fit the model."""
     config, modules = readable_adapter(adapter)
+    if any(pair["A"].dim() > 2 for pair in modules.values()):
+        raise UserError(f"{adapter} is on experts, which are not written as GGUF: merge it without --gguf.")
     factors = {f"{module}.weight": pair for module, pair in modules.items()}
     shapes = weight_shapes(base)
     for name, pair in factors.items():

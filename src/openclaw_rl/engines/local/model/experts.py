@@ -23,15 +23,15 @@ ALIGNED_BYTES = 16
 
 def has_experts(module: Any) -> bool:
     """Whether a module holds experts in a form that is known here, which is the form in which PEFT adapts them."""
-    weights = (getattr(module, GATE_UP, None), getattr(module, DOWN, None))
-    return all(len(getattr(weight, "shape", ())) == 3 for weight in weights) and not getattr(
-        module, "has_post_expert_norm", False
-    )
+    shapes = [tuple(getattr(getattr(module, name, None), "shape", ())) for name in (GATE_UP, DOWN)]
+    alike = all(len(shape) == 3 for shape in shapes) and len({shape[0] for shape in shapes}) == 1
+    return alike and not getattr(module, "has_post_expert_norm", False)
 
 
 def inputs_first(module: Any) -> bool:
     """Whether its weights are [experts, in, out]; else [experts, out, in]."""
-    return bool(getattr(module, "is_transposed", True))  # Llama 4 does not say
+    gate_up, down = module.gate_up_proj.shape, module.down_proj.shape
+    return bool(gate_up[1] == down[2] and gate_up[2] == 2 * down[1])
 
 
 def adapted_experts(
