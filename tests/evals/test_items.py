@@ -17,7 +17,7 @@ from openclaw_rl.client import ServerError
 from openclaw_rl.evals.items import ItemGroup, RunItem, run_items
 from openclaw_rl.evals.result_log import ResultLog
 from openclaw_rl.lab import progress as module
-from openclaw_rl.lab.progress import RunProgress
+from openclaw_rl.lab.commands import RunProgress
 
 
 def a_console(**given: Any) -> Console:

@@ -26,8 +26,7 @@ from openclaw_rl.envs.tally import Tally, mean_reward, progress_line, share_solv
 from openclaw_rl.errors import UserError
 from openclaw_rl.lab.charts import Chart, Series, chart_file, line_chart
 from openclaw_rl.lab.charts import share as percent
-from openclaw_rl.lab.commands import check_writable, run_stoppable, waiting_turns, write_text
-from openclaw_rl.lab.progress import RunProgress
+from openclaw_rl.lab.commands import RunProgress, check_writable, run_stoppable, waiting_turns, write_text
 from openclaw_rl.lab.server import run_server, started_with, wait_while
 from openclaw_rl.lab.statistics import Difference, Interval, compare_passes, proportion
 from openclaw_rl.lab.tasks import HELD_OUT

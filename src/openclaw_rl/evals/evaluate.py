@@ -20,8 +20,7 @@ from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.eval_tasks import PLANS
 from openclaw_rl.evals.items import ItemGroup, RunItem, run_items
 from openclaw_rl.evals.scores import CaseScore, EvalPlan, TaskScores, by_task, interval_of, results_data, table
-from openclaw_rl.lab.commands import check_writable, write_text
-from openclaw_rl.lab.progress import LINE_INTERVAL, RunProgress
+from openclaw_rl.lab.commands import LINE_INTERVAL, RunProgress, check_writable, write_text
 from openclaw_rl.lab.server import run_server
 from openclaw_rl.learn.checkpoints import FOLDER, RECORD
 from openclaw_rl.models import adapter_rank, read_json_object

@@ -15,8 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from openclaw_rl.aio import run_concurrently
 from openclaw_rl.evals.result_log import ResultLog
-from openclaw_rl.lab.commands import run_stoppable
-from openclaw_rl.lab.progress import RunProgress
+from openclaw_rl.lab.commands import RunProgress, run_stoppable
 from openclaw_rl.terminal import plural
 
 Shared = TypeVar("Shared")

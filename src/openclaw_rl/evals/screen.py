@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan
-from openclaw_rl.lab.progress import LINE_INTERVAL, RunProgress
+from openclaw_rl.lab.commands import LINE_INTERVAL, RunProgress
 
 #: How much of an answer is shown.
 MAX_ANSWER_CHARACTERS = 320

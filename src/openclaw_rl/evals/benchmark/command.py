@@ -26,8 +26,7 @@ from openclaw_rl.evals.benchmark.tracks import TRACKS
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.items import ItemGroup, left_in_words, run_items
 from openclaw_rl.evals.result_log import ResultLog
-from openclaw_rl.lab.commands import new_folder
-from openclaw_rl.lab.progress import RunProgress
+from openclaw_rl.lab.commands import RunProgress, new_folder
 
 #: Where results are written without `--out`.
 DEFAULT_OUT = Path("runs/benchmark")

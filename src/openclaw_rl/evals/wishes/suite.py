@@ -36,8 +36,7 @@ from openclaw_rl.evals.wishes.measurement import (
 )
 from openclaw_rl.evals.wishes.wish import EvalWish, built_in, load
 from openclaw_rl.http_client import text_without_accounts
-from openclaw_rl.lab.commands import new_folder, write_text
-from openclaw_rl.lab.progress import RunProgress
+from openclaw_rl.lab.commands import RunProgress, new_folder, write_text
 from openclaw_rl.lab.server import RunningServer, run_server
 from openclaw_rl.lab.statistics import Interval
 
