@@ -42,7 +42,7 @@ def serve_plainly(port: int) -> None:
 
     from fastapi import FastAPI, Request
 
-    from openclaw_rl.api.wire import parse_request
+    from openclaw_rl.api.wire import ChatRequest, parse
 
     app, chats = FastAPI(), renderer()
 
@@ -52,7 +52,7 @@ def serve_plainly(port: int) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> int:
-        body = parse_request(await request.body())
+        body = parse(ChatRequest, await request.body())
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
         text = chats.text(messages, body.offered_tools, body.chat_template_kwargs)
         return len(await asyncio.to_thread(chats.tokenizer.backend.encode, text))

@@ -16,7 +16,7 @@ from rich.console import Console
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals.items import ItemGroup, RunItem, run_items
 from openclaw_rl.evals.result_log import ResultLog
-from openclaw_rl.lab import progress as module
+from openclaw_rl.lab import commands as module
 from openclaw_rl.lab.commands import RunProgress
 
 
