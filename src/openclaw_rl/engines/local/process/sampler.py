@@ -35,7 +35,7 @@ from openclaw_rl.engines.local.process.worker_messages import (
     Tokens,
     WorkerOptions,
 )
-from openclaw_rl.engines.serving import Admission, PolicyVersions, TokenStream, Use
+from openclaw_rl.engines.serving import Admission, PolicyHolder, PolicyVersions, TokenStream, Use
 from openclaw_rl.types import BASE_VERSION, SHARED, Priority, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class LoadedPolicy(NamedTuple):
     folder: Path
 
 
-class LocalSampler:
+class LocalSampler(PolicyHolder[LoadedPolicy]):
     """Implements `Sampler` with one worker process.
 
     * A request that the worker has not answered when it dies fails with EngineUnavailable.
@@ -95,10 +95,6 @@ class LocalSampler:
     def capabilities(self) -> SamplerCapabilities:
         form = WeightForm.PEFT if self.options.lora_rank else WeightForm.MODEL
         return SamplerCapabilities(loads=frozenset([form]), constrains=True)
-
-    @property
-    def newest_version(self) -> int:
-        return self._versions.newest
 
     @property
     def ready(self) -> Ready | None:
@@ -226,18 +222,6 @@ class LocalSampler:
         finally:
             del self._loading[version]
         return LoadedPolicy(slot, policy.folder)
-
-    def newest_of(self, line: str) -> int:
-        return self._versions.newest_of(line)
-
-    def versions_of(self, line: str) -> list[int]:
-        return self._versions.of_line(line)
-
-    def promote(self, version: int) -> None:
-        self._versions.promote(version)
-
-    def retract(self, version: int) -> None:
-        self._versions.retract(version)
 
     def _check_up(self) -> None:
         if self._worker.failure:
