@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import random
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +13,18 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.engines.base import QueueFull, VersionGone
+from openclaw_rl.engines.base import EngineStats, QueueFull, VersionGone
 from openclaw_rl.evals.conversation import all_questions
 from openclaw_rl.learn import guard as module
-from openclaw_rl.learn.guard import (
-    FILE,
+from openclaw_rl.learn.guard import FILE, MAX_ROUNDS, Guard, GuardState, probability
+from openclaw_rl.learn.plain_answers import (
     MAX_CONCURRENT,
+    MAX_CONCURRENT_ALONE,
     MAX_OWN,
-    MAX_ROUNDS,
-    Guard,
-    GuardState,
     PlainAnswers,
     PlainPrompt,
     own_prompts,
     plain_prompts,
-    probability,
 )
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -390,15 +388,20 @@ async def test_every_policy_gets_the_same_draws_behind_users(run: LearningRun) -
     assert len({seed for _, seed in first}) == len(first)
 
 
-async def test_a_full_queue_is_waited_for_and_few_prompts_are_asked_at_once(
-    tmp_path: Path, renderer: ChatRenderer
+@pytest.mark.parametrize(("others", "most"), [(0, MAX_CONCURRENT_ALONE), (1, MAX_CONCURRENT)])
+async def test_a_full_queue_is_waited_for_and_few_prompts_are_asked_at_once_beside_others(
+    tmp_path: Path, renderer: ChatRenderer, others: int, most: int
 ) -> None:
     refused = 0
+    at_once = set()
 
     class Busy(Answering):
+        def stats(self) -> EngineStats:
+            return EngineStats(True, self.open + others, 0, 0)
+
         def sample(self, request: SampleRequest) -> ScriptedStream:
             nonlocal refused
-            assert self.open < MAX_CONCURRENT
+            at_once.add(self.open + 1)
             refused += 1
             if refused < 4:
                 raise QueueFull(7, retry_after=0)
@@ -407,6 +410,7 @@ async def test_a_full_queue_is_waited_for_and_few_prompts_are_asked_at_once(
     guard = Guard(tmp_path / FILE, Busy(renderer, sensible), renderer)
     policy, why = await guard.examine(0)
     assert (policy.passed, policy.asked, why) == (32, 32, "")
+    assert max(at_once) == most
     assert policy.numbers["distance"] == 0.0
     assert policy.numbers["perplexity"] == pytest.approx(math.exp(0.5), abs=0.001)
 
@@ -449,3 +453,20 @@ def test_a_missing_or_damaged_file_is_a_new_beginning(tmp_path: Path, content: s
         (tmp_path / FILE).write_text(content)
     assert GuardState.read(tmp_path / FILE) == GuardState()
     assert GuardState().as_json() is None
+
+
+async def test_a_brief_examination_names_a_policy_that_may_be_worse(tmp_path: Path, renderer: ChatRenderer) -> None:
+    def a_little_worse(policy: list[list[int]], prompt: PlainPrompt) -> str:
+        return GARBAGE if policy and zlib.crc32(prompt.text.encode()) % 8 == 0 else sensible(policy, prompt)
+
+    sampler = Answering(renderer, a_little_worse)
+    sampler.served[1] = [[1]]
+    guard = Guard(tmp_path / FILE, sampler, renderer)
+    assert guard.begin(0)
+    _policy, why = await guard.examine(1, brief=True)
+    assert why == "it may be worse"
+    asked = len(sampler.requests)
+    policy, why = await guard.examine(1)
+    assert why.startswith("sensible answers to plain prompts fell from ")
+    assert policy.asked == MAX_ROUNDS * len(plain_prompts())
+    assert asked < len(sampler.requests) / 2

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.learn.guard import FILE, Guard, plain_prompts
+from openclaw_rl.learn.guard import FILE, Guard
+from openclaw_rl.learn.plain_answers import plain_prompts
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import NoteState, PracticeState, SampleRequest
 from support.learning_run import LearningRun

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef
 from openclaw_rl.learn.build import LearnSetup, build_lines, where_to_begin
-from openclaw_rl.learn.guard import plain_prompts
 from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.options import TrainingOptions
+from openclaw_rl.learn.plain_answers import plain_prompts
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.types import SHARED, SampleKind, SampleRequest, Source, State, Verdict

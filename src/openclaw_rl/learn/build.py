@@ -25,11 +25,12 @@ from openclaw_rl.learn.checkpoints import (
 )
 from openclaw_rl.learn.gate import Gate, read_items
 from openclaw_rl.learn.guard import FILE as GUARD_FILE
-from openclaw_rl.learn.guard import Guard, own_prompts
+from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.lineage import Budget, LineOptions, VersionNumbers
 from openclaw_rl.learn.lines import Lines
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.options import TrainingOptions
+from openclaw_rl.learn.plain_answers import own_prompts
 from openclaw_rl.learn.practice_teacher import Keeps
 from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.learn.reporting import (

@@ -1,61 +1,36 @@
-"""Watches over the policy while it learns: whether it still answers plain questions sensibly.
-
-Every policy is asked the same prompts with the same random draws: everyday questions that we ship, and some of the
-run's own first messages. Only sense counts: short answers, another language or a pirate's tone are not worse.
-"""
+"""Watches over the policy while it learns: whether it still answers plain prompts sensibly."""
 
 import asyncio
-import contextlib
 import json
 import logging
-import math
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from openclaw_rl.aio import gather_or_cancel
-from openclaw_rl.engines.base import EngineError, QueueFull, Sampler, VersionGone
+from openclaw_rl.engines.base import Sampler, VersionGone
 from openclaw_rl.lab.statistics import probability_of_so_few
 from openclaw_rl.learn.lineage import MAX_SHARE, Budget
+from openclaw_rl.learn.plain_answers import PlainAnswers, PlainAsker, PlainPrompt, plain_prompts
 from openclaw_rl.ledger.sessions import SET_ASIDE
-from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.turns import conversation_starts, load_readable
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.sense import check, is_other_language, repeats, words_of
-from openclaw_rl.types import (
-    BASE_VERSION,
-    FinishReason,
-    Priority,
-    SampledToken,
-    SampleRequest,
-    SamplingParams,
-    ScoreRequest,
-)
+from openclaw_rl.types import BASE_VERSION
 
 log = logging.getLogger(__name__)
 
-PROMPTS = Path(__file__).with_name("plain_prompts.jsonl")
-#: The run's own first messages: how many are asked, how long they may be, and how many turns are looked at for them.
-MAX_OWN, MAX_OWN_CHARACTERS, MAX_SEARCHED_TURNS = 8, 300, 50
 #: A policy is asked again, with other draws, while its answers are this improbable for one that is as good as the
 #: reference. It is worse if after the last round all answers are so improbable, and the share of sensible ones fell by
 #: so much; after earlier rounds, if it is clear. Of policies that do not change, fewer than 1 in 50 are called worse
 #: within 50 examinations; a fall from 0.97 to 0.79 is found by a single one in more than 9 of 10 cases
 #: (tests/learn/test_guard.py).
 SUSPICIOUS, WORSE, CLEARLY_WORSE, MIN_FALL, MAX_ROUNDS = 0.2, 0.0002, 1e-6, 0.08, 5
+#: Rounds of a brief examination, after which a policy that may be worse is not remembered as good.
+BRIEF_ROUNDS = 2
 #: In the run directory: the references, the last examination, and what it led to.
 FILE = "guard.json"
-TEMPERATURE, MAX_TOKENS = 0.7, 96
-PRACTISED = "practised-"
-#: Prompts that are asked at the same time: few, because people's answers are sampled beside them.
-MAX_CONCURRENT = 4
 #: The gauges, besides the version that was examined.
 NUMBERS = {
     "sensible": "Share of plain prompts that the policy answers sensibly.",
@@ -67,80 +42,6 @@ NUMBERS = {
 
 #: Their names in the reports of steps.
 METRICS = tuple(f"guard_{name}" for name in NUMBERS)
-
-
-@dataclass(frozen=True, slots=True)
-class PlainPrompt:
-    """A question that every policy is asked."""
-
-    key: str
-    """The same for the same question in every program."""
-    text: str
-    reference: str = ""
-    """What an answer is about; empty if nobody knows, so that it may be about anything."""
-    owner: str = ""
-
-    def is_sensible(self, answer: str) -> bool:
-        anything = not self.reference or is_other_language(answer)
-        return check(answer, self.text, self.reference, translated=anything).ok
-
-    def seed(self, draw: int) -> int:
-        """Of the random numbers for one of its answers, whichever policy gives it."""
-        return zlib.crc32(f"{self.key} {draw}".encode())
-
-
-@cache
-def plain_prompts() -> tuple[PlainPrompt, ...]:
-    """The questions that we ship."""
-    read = map(json.loads, PROMPTS.read_text("utf-8").splitlines())
-    return tuple(PlainPrompt(f"plain-{zlib.crc32(one['text'].encode()):08x}", **one) for one in read)
-
-
-def practised_prompt(text: str, owner: str) -> PlainPrompt:
-    """A message of the kind that a note with a scope is for. Nobody knows what its answer is about."""
-    return PlainPrompt(f"{PRACTISED}{zlib.crc32(text.encode()):08x}", text, owner=owner)
-
-
-def own_prompts(ledger: Ledger, owner: str | None = None) -> list[PlainPrompt]:
-    """The first messages of the run's first conversations, or of an owner's: short ones, without a system prompt and
-    tools, each once."""
-    found: dict[str, PlainPrompt] = {}
-    for number in ledger.read(conversation_starts, MAX_SEARCHED_TURNS, owner):
-        turn = ledger.read(load_readable, number)
-        messages = turn.messages if turn else []
-        text = messages[0].get("content") if len(messages) == 1 and messages[0].get("role") == "user" else None
-        if turn and isinstance(text, str) and text.strip() and len(text) <= MAX_OWN_CHARACTERS:
-            found.setdefault(text, PlainPrompt(f"turn-{number}", text, owner=turn.session.owner))
-        if len(found) == MAX_OWN:
-            break
-    return list(found.values())
-
-
-@dataclass(frozen=True, slots=True)
-class PlainAnswers:
-    """How a policy answered."""
-
-    version: int
-    sensible: Mapping[str, Sequence[bool]] = field(default_factory=dict)
-    """For each prompt: whether its answers were sensible, one for each round."""
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    """By the names in `NUMBERS`, of the first round."""
-    created: float = 0.0
-
-    @property
-    def passed(self) -> int:
-        return sum(map(sum, self.sensible.values()))
-
-    @property
-    def asked(self) -> int:
-        return sum(map(len, self.sensible.values()))
-
-    def without_practised(self) -> "PlainAnswers":
-        return replace(self, sensible={key: got for key, got in self.sensible.items() if not key.startswith(PRACTISED)})
-
-    def shared(self, other: "PlainAnswers") -> "PlainAnswers":
-        """The same without the prompts that another policy was not asked."""
-        return replace(self, sensible={key: got for key, got in self.sensible.items() if key in other.sensible})
 
 
 def probability(reference: PlainAnswers, policy: PlainAnswers) -> float:
@@ -247,11 +148,11 @@ class Guard:
         """`budget` is that of all guards of a server, which then take at most its share together."""
         self.file = file
         self.sampler = sampler
-        self.renderer = renderer
         self.own = own
         self.also: Sequence[PlainPrompt] = ()
         """What is asked besides, while a practice may harm answers that plain prompts do not ask for."""
         self.state = GuardState.read(file)
+        self._asker = PlainAsker(sampler, renderer)
         self._budget = budget or Budget(share)
         names = {**NUMBERS, "version": "The policy version that was examined last."} if registry else {}
         self._gauges = {name: Gauge(f"openclaw_guard_{name}", doc, registry=registry) for name, doc in names.items()}
@@ -280,33 +181,37 @@ class Guard:
         last = self.state.last
         return bool(self.state.worse) and last is not None and last.version == version
 
-    async def examine(self, version: int) -> tuple[PlainAnswers, str]:
+    async def examine(self, version: int, *, brief: bool = False) -> tuple[PlainAnswers, str]:
         """How a policy answers, and why it is worse than the one at the start or the last good one; empty if it is not.
 
-        Raises EngineError. The caller tells `accept` or `refuse`.
+        A `brief` examination also names a policy that may be worse. Raises EngineError. The caller tells `accept` or
+        `refuse`.
         """
         begun = time.monotonic()
         try:
             prompts = [*plain_prompts(), *self.also, *await asyncio.to_thread(self.own)]
             # A base model that cannot be asked later is asked everything now.
             is_last_chance = self.state.start is None and not self.keeps_base
-            policy = await self._ask(PlainAnswers(version), prompts, MAX_ROUNDS if is_last_chance else 1)
-            return await self._compare(policy, prompts)
+            policy = await self._asker.ask(PlainAnswers(version), prompts, MAX_ROUNDS if is_last_chance else 1)
+            return await self._compare(policy, prompts, BRIEF_ROUNDS if brief else MAX_ROUNDS)
         finally:
             self._budget.seen = time.monotonic()
             self._budget.add_cost(self._budget.seen - begun)
 
     @property
     def keeps_base(self) -> bool:
+        """Whether the base model can be asked later."""
         return self.sampler.capabilities.keeps_base
 
-    async def _compare(self, policy: PlainAnswers, prompts: Sequence[PlainPrompt]) -> tuple[PlainAnswers, str]:
+    async def _compare(
+        self, policy: PlainAnswers, prompts: Sequence[PlainPrompt], most: int
+    ) -> tuple[PlainAnswers, str]:
         """Ask the policy and its references until the difference can be chance, cannot be, or for the last time."""
         state = self.state
         references = {one.version: one for one in (state.start, state.good) if one}
         why = ""
-        for rounds in range(1, MAX_ROUNDS + 1):
-            policy = await self._ask(policy, prompts, rounds)
+        for rounds in range(1, most + 1):
+            policy = await self._asker.ask(policy, prompts, rounds)
             for version, reference in references.items():
                 references[version] = await self._ask_again(reference, prompts, rounds)
             if not any(probability(reference, policy) < SUSPICIOUS for reference in references.values()):
@@ -316,6 +221,8 @@ class Guard:
             reasons = [why_worse(one, policy, limit) for one in references.values()] if rounds > 1 else []
             if why := next(filter(None, reasons), ""):
                 break
+        else:
+            why = "" if most == MAX_ROUNDS else "it may be worse"
         # What was asked because of a practice is no measure afterwards.
         state.start = references[state.start.version].without_practised() if state.start else None
         state.good = references[state.good.version].without_practised() if state.good else None
@@ -396,100 +303,6 @@ class Guard:
         if known.version == BASE_VERSION and not self.keeps_base:
             return known
         try:
-            return await self._ask(known, prompts, rounds)
+            return await self._asker.ask(known, prompts, rounds)
         except VersionGone:
             return known
-
-    async def _ask(self, known: PlainAnswers, prompts: Sequence[PlainPrompt], rounds: int) -> PlainAnswers:
-        """The same with so many answers to each prompt."""
-        missing = [
-            (prompt, draw) for prompt in prompts for draw in range(len(known.sensible.get(prompt.key, ())), rounds)
-        ]
-        if not missing:
-            return known
-        left = iter(missing)
-        workers = min(MAX_CONCURRENT, self.sampler.limits.max_sequences, len(missing))
-        answers = await gather_or_cancel([self._work(left, known.version) for _ in range(workers)])
-        got = sorted((one for some in answers for one in some), key=lambda one: one.draw)
-        sensible = {key: list(values) for key, values in known.sensible.items()}
-        for answer in got:
-            sensible.setdefault(answer.key, []).append(answer.sensible)
-        numbers = known.numbers or summary([answer for answer in got if answer.draw == 0])
-        return replace(known, sensible=sensible, numbers=numbers, created=known.created or time.time())
-
-    async def _work(self, left: "Iterator[tuple[PlainPrompt, int]]", version: int) -> "list[GuardAnswer]":
-        """Ask the prompts that this worker takes from the shared iterator."""
-        answers = [await self._answer(prompt, draw, version) for prompt, draw in left]
-        return [answer for answer in answers if answer]
-
-    async def _answer(self, prompt: PlainPrompt, draw: int, version: int) -> "GuardAnswer | None":
-        """A policy's answer; None if the prompt does not fit into the context."""
-        ids = self.renderer.prompt(self.renderer.text([{"role": "user", "content": prompt.text}])).ids
-        room = self.sampler.limits.max_context_tokens - len(ids)
-        if room < 1:
-            return None
-        stops = self.renderer.tokenizer.eos_ids
-        params = SamplingParams(min(MAX_TOKENS, room), TEMPERATURE, seed=prompt.seed(draw), stop_token_ids=stops)
-        request = SampleRequest(ids, params, version=version, priority=Priority.BACKGROUND, owner=prompt.owner)
-        tokens = await self._tokens(request)
-        sampled = [token.token_id for token in tokens]
-        text = str(self.renderer.tokenizer.backend.decode(sampled, skip_special_tokens=True))
-        faulty = tokens[-1].finish is FinishReason.LENGTH or repeats(words_of(text))
-        raw = self.sampler.capabilities.raw_logprobs
-        own = [token.logprob for token in tokens] if raw else None
-        base = await self._base_logprobs(request, sampled, own, version) if draw == 0 else None
-        return GuardAnswer(prompt.key, draw, prompt.is_sensible(text), len(sampled), faulty, own, base)
-
-    async def _tokens(self, request: SampleRequest) -> list[SampledToken]:
-        """The tokens of an answer, once the queue has room for it."""
-        while True:
-            try:
-                with contextlib.closing(self.sampler.sample(request)) as stream:
-                    return [token async for tokens in stream for token in tokens]
-            except QueueFull as error:
-                await asyncio.sleep(error.retry_after)
-
-    async def _base_logprobs(
-        self, request: SampleRequest, sampled: Sequence[int], own: Sequence[float] | None, version: int
-    ) -> Sequence[float] | None:
-        """The log-probs of an answer under the base model, if it can be asked."""
-        if version == BASE_VERSION:
-            return own
-        if not self.keeps_base:
-            return None
-        ids = [*request.prompt_ids, *sampled]
-        try:
-            return (await self.sampler.score(ScoreRequest(ids, len(sampled), owner=request.owner))).logprobs
-        except EngineError as error:
-            log.debug("The base model cannot score an answer: %s", error)
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class GuardAnswer:
-    """What is known about one answer, without its text."""
-
-    key: str
-    draw: int
-    sensible: bool
-    tokens: int
-    faulty: bool
-    own: Sequence[float] | None
-    base: Sequence[float] | None
-
-
-def summary(answers: Sequence[GuardAnswer]) -> dict[str, float]:
-    """The numbers of a round."""
-    if not answers:
-        return {}
-    base = [logprob for answer in answers for logprob in answer.base or ()]
-    pairs = [(answer.own, answer.base) for answer in answers if answer.own and answer.base]
-    gaps = [mine - theirs for own, others in pairs for mine, theirs in zip(own, others, strict=True)]
-    numbers = {
-        "sensible": fmean(answer.sensible for answer in answers),
-        "tokens": fmean(answer.tokens for answer in answers),
-        "faulty": fmean(answer.faulty for answer in answers),
-        **({"distance": fmean(gaps)} if gaps else {}),
-        **({"perplexity": math.exp(-fmean(base))} if base else {}),
-    }
-    return {name: round(value, 4) for name, value in numbers.items()}

@@ -9,8 +9,9 @@ from openclaw_rl.aio import Stoppable, wait_at_most
 from openclaw_rl.engines.base import EngineError, Learner, Sampler, StepRefused
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
-from openclaw_rl.learn.guard import Guard, PlainAnswers
+from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.lineage import Budget, Lineage, LineOptions
+from openclaw_rl.learn.plain_answers import PlainAnswers
 from openclaw_rl.learn.reporting import Records, Reporter
 from openclaw_rl.learn.rollback import find_traces, newest_until, newest_without, remove
 from openclaw_rl.learn.step import LearnSettings, Phase, Phases, StepRunner
@@ -40,7 +41,6 @@ class LearnLoop:
     - A rollback serves the earlier policy at once. A step that runs meanwhile is taken back. If the rollback fails, the
       policy that served before serves again.
     - `finish` lets the running step end, starts no other, and saves only a policy that counts.
-    - The phase changes only as `step.TRANSITIONS` allows.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class LearnLoop:
         if not guard.is_worse(self.version):
             self.phases.enter(Phase.EXAMINING)
             try:
-                examined = await self._examination.run(guard.examine(self.version))
+                examined = await self._examination.run(guard.examine(self.version, brief=not leaves_worse))
             except EngineError as error:
                 log.warning("The guard could not examine policy %d, and tries again: %s", self.version, error)
                 return True

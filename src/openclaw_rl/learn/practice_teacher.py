@@ -77,7 +77,7 @@ MIN_LENGTH = 0.5
 MAX_LONGER = 1.25
 _SENTENCE = "This is a sentence. "
 #: Answers that are sampled at the same time.
-MAX_CONCURRENT = 8
+MAX_CONCURRENT = 16
 
 
 def shipped_prompts() -> list[PracticePrompt]:

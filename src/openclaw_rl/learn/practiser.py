@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, Sampler
-from openclaw_rl.learn.guard import practised_prompt
 from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.learn.plain_answers import practised_prompt
 from openclaw_rl.learn.practice_teacher import Keeps, PracticeTeacher
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import notes, practices

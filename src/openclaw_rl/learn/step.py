@@ -18,8 +18,9 @@ from openclaw_rl.engines.base import (
     StepStopped,
 )
 from openclaw_rl.learn.gate import Gate
-from openclaw_rl.learn.guard import Guard, PlainAnswers
+from openclaw_rl.learn.guard import Guard
 from openclaw_rl.learn.lineage import MAX_SHARE, Lineage
+from openclaw_rl.learn.plain_answers import PlainAnswers
 from openclaw_rl.learn.reporting import Records, Reporter, StepReport, make_report
 from openclaw_rl.learn.samples import drop_without_signal, load_with_signal, to_sequences
 from openclaw_rl.ledger import training

@@ -74,11 +74,11 @@ PACKING_NICENESS = 10
 log = logging.getLogger(__name__)
 #: Commands that are about one request.
 ForRequest = Add | Score | Cancel
-#: Prompt tokens computed per step. On a CPU they take about a quarter of a second, the longest that others wait for a
-#: token; on CUDA they are enough to keep the device busy.
-PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
+#: Prompt tokens computed per step. On a CPU they take about a third of a second, the longest that others wait for a
+#: token; with fewer, PyTorch's attention takes smaller blocks and is slower. On CUDA they keep the device busy.
+PREFILL_TOKENS = {"cpu": 192, "cuda": 4096}
 #: Of those, the ones of background work: who asks while such a step runs waits for its end.
-BACKGROUND_TOKENS = {"cpu": 32, "cuda": 4096}
+BACKGROUND_TOKENS = {"cpu": 64, "cuda": 4096}
 #: The smallest share of those that one prompt gets: on CUDA, many small pieces would be many small kernels.
 PREFILL_SHARE = {"cpu": 16, "cuda": 512}
 
