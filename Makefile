@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-more test-all test-servers test-engines test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-gemma test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-more test-all test-learning test-servers test-engines test-kernels test-tools test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-gguf test-gemma test-upstream test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -124,29 +124,42 @@ demo: $(VENV)/.installed ## watch the model learn from a simulated person (ten m
 env: $(VENV)/.installed ## watch the model learn tool calls in an environment (ten to fifteen minutes); ARGS="--method combine --seed 1" passes flags
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
-# Three groups that take about as long, at once also on two cores: tests that start processes wait for them half of the time.
-SERVERS := $(wildcard tests/test_*.py) tests/dashboard tests/connect tests/envs
-ENGINES := tests/engines tests/sandbox tests/judge
+# Six groups at once, also on two cores: tests that start processes wait for them half of the time.
+LEARNING := $(wildcard tests/test_*ing_server.py)
+SERVERS := $(filter-out $(LEARNING),$(wildcard tests/test_*.py))
+KERNELS := tests/engines/test_cuda_forward.py $(wildcard tests/engines/test_*kernels.py)
+ENGINES := tests/engines tests/sandbox
+TOOLS := tests/connect tests/dashboard tests/envs tests/evals tests/judge
+GROUPS := test-learning test-servers test-engines test-tools test-parts test-kernels
 # How pytest chooses: everything that is not marked `more`, or only what is.
 FEWER := -m "not more"
-test: $(VENV)/.installed-dev ## run the tests in three parallel groups (six minutes); ARGS="-k stream" passes flags to pytest
+test: $(VENV)/.installed-dev ## run the tests in six parallel groups (six minutes); ARGS="-k stream" passes flags to pytest
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory -j3 test-servers test-engines test-parts
+	@$(MAKE) --no-print-directory -j6 $(GROUPS)
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-more: $(VENV)/.installed-dev ## run the rest of the tests: interpreted kernels, long properties, further servers
-	@$(MAKE) --no-print-directory -j3 FEWER='-m more' test-servers test-engines test-parts
+	@$(MAKE) --no-print-directory -j6 FEWER='-m more' $(GROUPS)
 
 test-servers: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(SERVERS)
 
+test-learning: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(LEARNING)
+
+test-kernels: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(KERNELS)
+
 test-engines: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(ENGINES)
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(addprefix --ignore=,$(KERNELS)) $(ENGINES)
+
+test-tools: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(TOOLS)
 
 test-parts: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(addprefix --ignore=,$(SERVERS) $(ENGINES))
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(addprefix --ignore=,$(LEARNING) $(SERVERS) $(ENGINES) $(TOOLS))
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \

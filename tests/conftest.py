@@ -25,6 +25,9 @@ os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
 # The guard's examinations cost seconds of every learning server. Those that are about it say --guard.
 os.environ.setdefault("GUARD", "false")
 
+# What a tiny model draws differs between precisions, and the default is the one that is fastest on this machine.
+os.environ.setdefault("DTYPE", "float32")
+
 # A shell starts jobs in the background with Ctrl-C ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,8 +13,6 @@ from support.records import stored_turns
 from support.server_program import SECONDS, SERVE, Program, serving, until
 
 FLAGS = ("--method", "notes", "--judge", "feedback", "--batch-size", "2", "--lora-rank", "4", "--kv-cache-gib", "0.1")
-#: What the tiny model draws, and so whether it keeps to a note, differs between precisions.
-EXACT = ("--dtype", "float32")
 #: Accepted answers would be given as examples too.
 NO_EXAMPLES = ("--examples", "0")
 #: Tokens are cached in pages of this size.
@@ -41,7 +39,7 @@ def notes(program: Program, kind: str = "note") -> list[dict[str, Any]]:
 
 
 def test_a_wish_is_used_at_once_and_learned(tiny_model: Path, tmp_path: Path) -> None:
-    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *FLAGS, *EXACT, *NO_EXAMPLES) as program:
+    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *FLAGS, *NO_EXAMPLES) as program:
         first = ask(program, ("user", "hello"))
         rate(program, first, thumb="down", text="Shorter, please.")
         until(lambda: len(notes(program)) == 1, program)

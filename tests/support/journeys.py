@@ -33,16 +33,12 @@ from support.tiny_models import save_tiny_model
 START_SECONDS = 400
 STEP_SECONDS = 900
 #: Long enough for several episodes of a tiny model.
-EPISODES_SECONDS = 20
+EPISODES_SECONDS = 10
 
-#: Runs at the start of each Python process. While the first byte of `switch` is 1, it writes down each file of the
+#: Runs at the start of a Python process, and not in those that it starts. While the first byte of `switch` is 1, it writes down each file of the
 #: package in which a function is called.
 TRACER = """
 import mmap, os, sys, threading
-folder = os.environ["JOURNEY"]
-with open(os.path.join(folder, "switch"), "rb") as file:
-    switch = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
-log = os.open(os.path.join(folder, f"{os.getpid()}.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 entered = set()
 def trace(frame, event, argument):
     if event == "call" and switch[0]:
@@ -51,8 +47,12 @@ def trace(frame, event, argument):
         if path not in entered and "/openclaw_rl/" in path and code.co_name != "<module>":
             entered.add(path)
             os.write(log, (path + "\\n").encode())
-threading.setprofile(trace)
-sys.setprofile(trace)
+if folder := os.environ.pop("JOURNEY", ""):
+    with open(os.path.join(folder, "switch"), "rb") as file:
+        switch = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+    log = os.open(os.path.join(folder, f"{os.getpid()}.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    threading.setprofile(trace)
+    sys.setprofile(trace)
 """
 
 
