@@ -154,7 +154,7 @@ async def on_cpu() -> None:
         choice: LocalSampler(replace(options, pack_weights=choice), max_queue=64) for choice in ("off", "on", "auto")
     }
     if choose_on_cpu(None).dtype == NARROW:
-        choices[NARROW] = LocalSampler(replace(options, dtype=NARROW), max_queue=64)
+        choices[NARROW] = LocalSampler(replace(options, dtype=NARROW, pack_weights="auto"), max_queue=64)
     sampler = choices["auto"]
     vocabulary = model.config.vocab_size
     alone: list[float] = []

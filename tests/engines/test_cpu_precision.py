@@ -19,6 +19,7 @@ from openclaw_rl.engines.local.factory import LEARNER, SAMPLER
 from openclaw_rl.engines.local.model import cpu_precision, kept_measurements, ops
 from openclaw_rl.engines.local.model.cpu_precision import FILE, Measurement, choose_on_cpu, measure
 from openclaw_rl.engines.local.model.kept_measurements import machine
+from openclaw_rl.engines.local.model.packed import NarrowLinear
 from openclaw_rl.engines.local.process.learner_worker import open_trainer
 
 FASTER = Measurement({"8 rows": 4.0, "1 row": 1.0}, 0.002)
@@ -127,7 +128,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_slow_products_end_the_measurement(monkeypatch: pytest.MonkeyPatch, ratio: float, cases: list[str]) -> None:
     def seconds(products: list[Any]) -> float:
-        is_narrow = any(isinstance(part, torch.Tensor) and part.dtype == torch.bfloat16 for part in products[0].args)
+        product = products[0]
+        is_narrow = isinstance(product.func, NarrowLinear) or any(part.dtype == torch.bfloat16 for part in product.args)
         return 1.0 if is_narrow else ratio
 
     monkeypatch.setattr(cpu_precision, "seconds", seconds)

@@ -35,8 +35,8 @@ STEP_SECONDS = 900
 #: Long enough for several episodes of a tiny model.
 EPISODES_SECONDS = 10
 
-#: Runs at the start of a Python process, and not in those that it starts. While the first byte of `switch` is 1, it writes down each file of the
-#: package in which a function is called.
+#: Runs at the start of a Python process, and not in those that it starts. While the first byte of `switch` is 1, it
+#: writes down each file of the package in which a function is called.
 TRACER = """
 import mmap, os, sys, threading
 entered = set()

@@ -20,7 +20,13 @@ from torch import Tensor
 from openclaw_rl.engines.local.model import kept_measurements, ops
 from openclaw_rl.engines.local.model.kept_measurements import machine
 from openclaw_rl.engines.local.model.linear import Linear
-from openclaw_rl.engines.local.model.packed import has_packed_products, pack
+from openclaw_rl.engines.local.model.packed import (
+    has_half_products,
+    has_packed_products,
+    pack,
+    pack_half,
+    pack_narrow,
+)
 
 #: Sizes of the products. Several weights take turns where rows are few, because a model's weights do not fit into the
 #: processor's cache.
@@ -63,8 +69,8 @@ class ComparedProduct(NamedTuple):
 
     name: str
     wide: list[list[Product]]
-    """In float32. There may be several ways; the fastest counts."""
-    narrow: list[Product]
+    """In float32. There may be several ways; the fastest counts, here and in bfloat16."""
+    narrow: list[list[Product]]
     exact: Product
     """What the first one in bfloat16 would be if only its inputs were rounded."""
 
@@ -101,13 +107,19 @@ def cases(weights: Sequence[Tensor]) -> Iterator[ComparedProduct]:
 def forward(name: str, weights: Sequence[Tensor], rows: int) -> ComparedProduct:
     x = torch.randn(rows, WIDTH)
     narrow = [weight.to(torch.bfloat16) for weight in weights]
-    wide: list[list[Product]] = [[partial(ops.linear, x, weight) for weight in weights]]
-    if rows > 1 and has_packed_products():
-        wide.append([partial(pack(Linear(weight)), x) for weight in weights])
+    wide: list[list[Product]] = [[partial(ops.linear, x, one) for one in weights]]
+    narrowed: list[list[Product]] = [[partial(ops.linear, x, one) for one in narrow]]
+    # As the sampler multiplies its copies of the weights.
+    if has_packed_products():
+        wide.append([partial(pack(Linear(one)), x) for one in weights])
+    if has_half_products():
+        wide.append([partial(pack_half(Linear(one)), x) for one in weights])
+    if has_packed_products() and has_half_products():
+        narrowed.append([partial(pack_narrow(Linear(one)), x) for one in narrow])
     return ComparedProduct(
         name,
         wide,
-        [partial(ops.linear, x, weight) for weight in narrow],
+        narrowed,
         partial(ops.linear, x.to(torch.bfloat16).float(), narrow[0].float()),
     )
 
@@ -118,19 +130,19 @@ def backward(name: str, weight: Tensor, rows: int) -> ComparedProduct:
     return ComparedProduct(
         name,
         [[partial(ops.linear_backward, grad, weight)]],
-        [partial(ops.linear_backward, grad, narrow)],
+        [[partial(ops.linear_backward, grad, narrow)]],
         partial(ops.linear_backward, grad.to(torch.bfloat16).float(), narrow.float()),
     )
 
 
 def speedup(case: ComparedProduct) -> float:
     """How many times as fast a case is in bfloat16: the best of several measurements of each way, in turn."""
-    ways = [*case.wide, case.narrow]
+    ways = [*case.wide, *case.narrow]
     for products in ways:
         products[0]()  # The first call of a kind prepares something.
     rounds = [[seconds(products) for products in ways] for _ in range(MEASUREMENTS)]
-    *wide, narrow = (min(times) for times in zip(*rounds, strict=True))
-    ratio: float = min(wide) / narrow
+    best = [min(times) for times in zip(*rounds, strict=True)]
+    ratio: float = min(best[: len(case.wide)]) / min(best[len(case.wide) :])
     return ratio
 
 
@@ -143,7 +155,7 @@ def seconds(products: Sequence[Product]) -> float:
 
 def error_of(case: ComparedProduct) -> float:
     exact = case.exact()
-    return float((case.narrow[0]() - exact).abs().max() / exact.abs().max())
+    return float((case.narrow[0][0]() - exact).abs().max() / exact.abs().max())
 
 
 class ChosenDtype(NamedTuple):

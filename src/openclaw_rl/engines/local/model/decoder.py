@@ -5,7 +5,8 @@ function that adds adapters to a projection, so a batch may mix any sequences an
 same function with other fusions (`blocks`), from the same weights, and so does the sampler on CUDA (`cuda_forward`).
 
 On a CPU only weights may be narrower than float32: products round their input and their result to the precision of the
-weights and sum in float32. Residual stream, norms, rotation, attention, adapters and log-probs are float32.
+weights and sum in float32, and so does a prompt's attention in the sampler. Residual stream, norms, rotation, other
+attention, keys and values, adapters and log-probs are float32.
 """
 
 import errno

@@ -32,9 +32,10 @@ from openclaw_rl.engines.local.model.placement import name_of
 
 #: The rows for which oneDNN's blocks are laid out. Other numbers of rows work too.
 ROWS = 8
+NORMS = ("input_norm", "post_norm", "q_norm", "k_norm")
 #: The rows with which the ways are compared: one answer, and several at once.
 COMPARED_ROWS = (1, ROWS)
-#: A copy is made only if its products of several rows are so many times as fast.
+#: A copy is made only if its products of one row or of several, and both taken together, are so many times as fast.
 LEAST_SPEEDUP = 1.15
 #: The largest share of the free memory that the copy may take.
 MAX_MEMORY_SHARE = 1 / 8
@@ -133,7 +134,7 @@ def packed(decoder: Decoder, ways: Sequence[Way], is_wanted: Callable[[], bool] 
         layers.append(pack_layer(layer, way))
     shared = {field.name: getattr(decoder, field.name) for field in fields(Decoder)}
     head = way.pack(Linear(decoder.head))
-    return PackedDecoder(**{**shared, "layers": layers}, packed_head=head, way=way)
+    return PackedDecoder(**{**shared, "layers": layers, "norm": decoder.norm.float()}, packed_head=head, way=way)
 
 
 @torch.inference_mode()
@@ -238,7 +239,7 @@ def gain_of(layer: Layer, way: Way) -> float:
     originals = linears_of(layer)
     copies = linears_of(pack_layer(layer, way))
     one, several = (speedup(originals, copies, rows, way.max_error) for rows in COMPARED_ROWS)
-    return one * several if several >= LEAST_SPEEDUP else 0.0
+    return one * several if min(max(one, several), one * several) >= LEAST_SPEEDUP else 0.0
 
 
 def speedup(originals: list[Linear], copies: list[Linear], rows: int, max_error: float) -> float:
@@ -264,8 +265,10 @@ def seconds(linears: list[Linear], inputs: list[Tensor]) -> float:
 
 
 def pack_layer(layer: Layer, way: Way) -> Layer:
-    qkv, o, gate_up, down = map(way.pack, linears_of(layer))
-    return replace(layer, qkv=qkv, o=o, gate_up=gate_up, down=down)
+    parts: dict[str, Any] = {name: way.pack(getattr(layer, name)) for name in PROJECTIONS}
+    # Norms are computed in float32: gains that are narrower would be converted at every call.
+    parts |= {name: gain.float() for name in NORMS if (gain := getattr(layer, name)) is not None}
+    return replace(layer, **parts)
 
 
 def pack(linear: Linear) -> PackedLinear:

@@ -171,7 +171,8 @@ class Worker:
             # Policies that train all weights have weights of their own, which change.
             if options.lora_rank:
                 self.ways = ways_for(decoder, options.pack_weights, options.measurements)
-            cache = RowKVCache(decoder.shape, pages, decoder.activation_dtype, device)
+            weights = decoder.embed.dtype if device.type == "cpu" else None
+            cache = RowKVCache(decoder.shape, pages, decoder.activation_dtype, device, weights)
             return TorchRunner(decoder, cache, self.policies)
         # These import Triton, which not every machine has.
         from openclaw_rl.engines.local.sampling.cuda_forward import CudaKVCache
