@@ -149,8 +149,9 @@ test-servers: $(VENV)/.installed-dev
 test-learning: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(LEARNING)
 
+# pytest ends with 5 where nothing is chosen: so far all of these are left to test-more.
 test-kernels: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(KERNELS)
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(KERNELS) || test $$? = 5
 
 test-engines: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(addprefix --ignore=,$(KERNELS)) $(ENGINES)

@@ -89,7 +89,8 @@ def test_a_healthy_machine(home: Path, tiny_model: Path) -> None:
 def test_the_precision_and_its_reason(home: Path, tiny_model: Path) -> None:
     _code, findings = examine(home / "run", tiny_model, "--device", "cpu", "--dtype", "bfloat16")
     assert findings["precision"]["text"] == "bfloat16 (--dtype)"
-    _code, findings = examine(home / "run", tiny_model, "--device", "cpu", "--cache-dir", str(home / "cache"))
+    flags = ("--device", "cpu", "--dtype", "auto", "--cache-dir", str(home / "cache"))
+    _code, findings = examine(home / "run", tiny_model, *flags)
     assert re.fullmatch(r"(float32|bfloat16): bfloat16 .* here.*", findings["precision"]["text"])
     assert not (home / "cache").exists()
 
