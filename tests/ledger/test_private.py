@@ -1,7 +1,9 @@
 """A run is readable by its owner alone."""
 
 import os
+import shutil
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,22 @@ def test_files_that_are_not_a_run_s_stay_as_they_are(tmp_path: Path) -> None:
     shared.chmod(0o1777)
     make_private(shared)
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_does_not_matter(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def write_and_remove() -> None:
+        while not ended.is_set():
+            for number in range(20):
+                (tmp_path / "recovery" / str(number) / "learner").mkdir(parents=True)
+            shutil.rmtree(tmp_path / "recovery")
+
+    writer = threading.Thread(target=write_and_remove)
+    writer.start()
+    try:
+        for _ in range(200):
+            make_private(tmp_path)
+    finally:
+        ended.set()
+        writer.join()

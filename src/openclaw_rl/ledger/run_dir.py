@@ -180,8 +180,10 @@ def make_private(folder: Path) -> None:
     for pattern in NAMES:
         for path in folder.glob(pattern):
             restrict(path)
-            for inner in path.rglob("*") if path.is_dir() and not path.is_symlink() else ():
-                restrict(inner)
+            # Unlike `rglob`, this goes on where a server removes a folder meanwhile.
+            for inside, folders, files in os.walk(path) if not path.is_symlink() else ():
+                for name in (*folders, *files):
+                    restrict(Path(inside, name))
 
 
 def restrict(path: Path) -> None:
