@@ -31,6 +31,7 @@ from openclaw_rl.ledger.status import read_status
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Priority, SampleRequest, State, TurnKind
 from support.fakes import ScriptedSampler, ScriptedStream
+from support.judging import until
 from support.learning_run import LearningRun, PickySampler, a_run, forever
 from support.records import Book
 
@@ -417,6 +418,32 @@ async def test_a_full_queue_is_waited_for_and_few_prompts_are_asked_at_once_besi
     assert max(at_once) == most
     assert policy.numbers["distance"] == 0.0
     assert policy.numbers["perplexity"] == pytest.approx(math.exp(0.5), abs=0.001)
+
+
+async def test_when_others_begin_to_ask_most_answers_stop_at_once_and_come_later(
+    tmp_path: Path, renderer: ChatRenderer
+) -> None:
+    others = 0
+
+    class Shared(Answering):
+        def stats(self) -> EngineStats:
+            return EngineStats(True, self.open + others, 0, 0)
+
+    sampler = Shared(renderer, sensible)
+    guard = Guard(tmp_path / FILE, sampler, renderer)
+    sampler.may_send = 0
+    examining = asyncio.create_task(guard.examine(0))
+    await until(lambda: sampler.open == MAX_CONCURRENT_ALONE)
+    others = 1
+    await until(lambda: sampler.open == MAX_CONCURRENT)
+    await asyncio.sleep(0.1)
+    assert sampler.open == MAX_CONCURRENT
+    others = 0
+    await until(lambda: sampler.open == MAX_CONCURRENT_ALONE)
+    sampler.may_send = math.inf
+    policy, why = await examining
+    assert (policy.passed, policy.asked, why) == (32, 32, "")
+    assert sampler.open == 0
 
 
 async def test_without_a_base_model_beside_the_policy_it_measures_what_it_can(

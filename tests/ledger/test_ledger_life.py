@@ -441,7 +441,7 @@ class LedgerLife(RuleBasedStateMachine):
             assert self.model.version in training.versions_with_deleted_turns(self.db)
 
 
-@pytest.mark.parametrize("runs", [25, pytest.param(500, marks=pytest.mark.more)])
+@pytest.mark.parametrize("runs", [25, pytest.param(2000, marks=pytest.mark.more)])
 def test_any_life_of_a_ledger_is_as_the_model_says(runs: int) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     run_state_machine_as_test(

@@ -33,7 +33,7 @@ from support.tiny_models import save_tiny_model
 START_SECONDS = 400
 STEP_SECONDS = 900
 #: Long enough for several episodes of a tiny model.
-EPISODES_SECONDS = 10
+EPISODES_SECONDS = 20
 
 #: Runs at the start of a Python process, and not in those that it starts. While the first byte of `switch` is 1, it
 #: writes down each file of the package in which a function is called.

@@ -33,7 +33,7 @@ class LearnLoop:
     - Each turn is trained on once. A step that is lost in a crash is made again, on the same turns; `Lineage` settles
       at the next start which steps the last saved state holds. The policy that served last serves meanwhile.
     - The learner's state is saved as often as its `Budget` allows, whatever the interval of kept checkpoints.
-    - Learner, sampler, ledger and checkpoints agree whenever the phase is WAITING.
+    - Learner, sampler, ledger and checkpoints agree in the phase WAITING. It changes as `step.TRANSITIONS` allows.
     - No request waits for a step or a swap.
     - After an error the loop tries again by itself, with growing pauses; `status` gives the reason meanwhile.
     - A policy that the guard finds worse is replaced by the last good one, and the turns since are set aside. No step

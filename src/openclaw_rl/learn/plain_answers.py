@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import EngineError, QueueFull, Sampler
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import conversation_starts, load_readable
@@ -42,8 +41,8 @@ MAX_OWN, MAX_OWN_CHARACTERS, MAX_SEARCHED_TURNS = 8, 300, 50
 TEMPERATURE, MAX_TOKENS = 0.7, 96
 PRACTISED = "practised-"
 #: Prompts that are asked at the same time: few while others use the sampler, because their answers are sampled beside
-#: them. So often the other workers look whether they may go on.
-MAX_CONCURRENT, MAX_CONCURRENT_ALONE, LOOK_SECONDS = 4, 16, 0.2
+#: them. This often it is looked whether others do; a token of 16 answers takes as long on two cores.
+MAX_CONCURRENT, MAX_CONCURRENT_ALONE, LOOK_SECONDS = 4, 16, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class PlainAnswers:
     sensible: Mapping[str, Sequence[bool]] = field(default_factory=dict)
     """For each prompt: whether its answers were sensible, one for each round."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """By the names in `NUMBERS`, of the first round."""
+    """Of the first round, by the names in `guard.NUMBERS`."""
     created: float = 0.0
 
     @property
@@ -148,27 +147,40 @@ class PlainAsker:
         ]
         if not missing:
             return known
-        left = deque(missing)
-        workers = min(MAX_CONCURRENT_ALONE, self.sampler.limits.max_sequences, len(missing))
-        working = [self._work(left, known.version, only_alone=number >= MAX_CONCURRENT) for number in range(workers)]
-        answers = await gather_or_cancel(working)
-        got = sorted((one for some in answers for one in some), key=lambda one: one.draw)
+        got = sorted(await self._answers(missing, known.version), key=lambda one: one.draw)
         sensible = {key: list(values) for key, values in known.sensible.items()}
         for answer in got:
             sensible.setdefault(answer.key, []).append(answer.sensible)
         numbers = known.numbers or summary([answer for answer in got if answer.draw == 0])
         return replace(known, sensible=sensible, numbers=numbers, created=known.created or time.time())
 
-    async def _work(self, left: deque[tuple[PlainPrompt, int]], version: int, *, only_alone: bool) -> list[PlainAnswer]:
-        """Ask the prompts that this worker takes from those that are left; perhaps only while nobody else asks."""
+    async def _answers(self, questions: Sequence[tuple[PlainPrompt, int]], version: int) -> list[PlainAnswer]:
+        """The answers to all of them. When others ask, the newest answers are stopped, and asked for again later."""
+        left = deque(questions)
+        asked: dict[asyncio.Task[PlainAnswer | None], tuple[PlainPrompt, int]] = {}
         answers = []
-        while left:
-            stats = self.sampler.stats()
-            if only_alone and stats.active + stats.waiting > self._open_requests:
-                await asyncio.sleep(LOOK_SECONDS)
-            else:
-                answers.append(await self._answer(*left.popleft(), version))
+        try:
+            while left or asked:
+                most = self._most_at_once()
+                for task in list(asked)[most:]:
+                    task.cancel()
+                    left.appendleft(asked.pop(task))
+                while left and len(asked) < most:
+                    question = left.popleft()
+                    asked[asyncio.create_task(self._answer(*question, version))] = question
+                ended, _ = await asyncio.wait(asked, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                answers += [task.result() for task in ended]
+                asked = {task: question for task, question in asked.items() if task not in ended}
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if answer]
+
+    def _most_at_once(self) -> int:
+        stats = self.sampler.stats()
+        others_ask = stats.active + stats.waiting > self._open_requests
+        return min(MAX_CONCURRENT if others_ask else MAX_CONCURRENT_ALONE, self.sampler.limits.max_sequences)
 
     async def _answer(self, prompt: PlainPrompt, draw: int, version: int) -> PlainAnswer | None:
         """A policy's answer; None if the prompt does not fit into the context."""
