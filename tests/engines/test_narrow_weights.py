@@ -1,4 +1,5 @@
-"""Weights in bfloat16 on a CPU: products round to them and sum in float32, and all between the products is float32."""
+"""Weights in bfloat16 on a CPU: products round to them and sum in float32, prompts attend as products do, and all else
+is float32."""
 
 import random
 from pathlib import Path
@@ -12,7 +13,9 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.packed import has_half_products
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions
-from openclaw_rl.types import Span, TrainingSequence
+from openclaw_rl.engines.local.sampling.runner import RowKVCache
+from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work
+from openclaw_rl.types import SamplingParams, Span, TrainingSequence
 from support.decoders import FAMILIES, causal
 from support.trainers import InProcessLearner, batch, options
 from support.workers import request, run
@@ -173,3 +176,20 @@ def test_a_run_goes_on_in_the_other_precision(
     assert second.steps == 1
     second.step(batch(second))
     assert second.steps == 2
+
+
+def test_prompts_attend_in_bfloat16_and_single_tokens_in_float32(tiny_model: Path) -> None:
+    shape = load_decoder(tiny_model, torch.float32, CPU).shape
+    sequence = Sequence(1, 0, list(range(6)), SamplingParams(max_tokens=1), 0, 0, (0, 0))
+    sequence.pages = [0]
+    narrow, wide = RowKVCache(shape, 1, torch.float32, weights=torch.bfloat16), RowKVCache(shape, 1, torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    # The beginning of a prompt, the rest of it, and a token of the answer.
+    for start, stop, is_prompt in ((0, 3, True), (3, 5, True), (5, 6, False)):
+        heads = (shape.heads, shape.kv_heads, shape.kv_heads)
+        q, k, v = (torch.randn(stop - start, count, shape.head_dim, generator=generator) for count in heads)
+        got, exact = (cache.attend([Work(sequence, start, stop - start)])(0, q, k, v) for cache in (narrow, wide))
+        assert got.dtype == torch.float32
+        assert torch.equal(got, exact) is not is_prompt
+        torch.testing.assert_close(got, exact, rtol=ROUNDING, atol=2 * ROUNDING)
+        assert torch.equal(narrow.keys[0, :stop], wide.keys[0, :stop]), "the cache itself is not rounded"

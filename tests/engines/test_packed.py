@@ -94,9 +94,14 @@ def test_a_row_does_not_depend_on_how_many_are_beside_it(decoder: Decoder) -> No
 
 
 @needs_onednn
-@pytest.mark.parametrize("faster", [True, False])
-def test_auto_packs_where_it_is_faster(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
-    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.5 if faster else 0.9)})
+@pytest.mark.parametrize(
+    ("one_row", "several", "faster"),
+    [(1, 0.5, True), (0.5, 1, True), (1, 0.9, False), (0.9, 0.9, False), (0.5, 1.9, False), (1.9, 0.5, False)],
+)
+def test_auto_packs_where_one_number_of_rows_gains_enough_and_both_together(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, one_row: float, several: float, faster: bool
+) -> None:
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (one_row, several)})
     assert (packed(decoder, "auto") is not decoder) == faster
 
 

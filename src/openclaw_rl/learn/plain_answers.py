@@ -42,7 +42,7 @@ TEMPERATURE, MAX_TOKENS = 0.7, 96
 PRACTISED = "practised-"
 #: Prompts that are asked at the same time: few while others use the sampler, because their answers are sampled beside
 #: them. This often it is looked whether others do; a token of 16 answers takes as long on two cores.
-MAX_CONCURRENT, MAX_CONCURRENT_ALONE, LOOK_SECONDS = 4, 16, 0.02
+MAX_CONCURRENT, MAX_CONCURRENT_ALONE, LOOK_SECONDS = 2, 16, 0.02
 
 
 @dataclass(frozen=True, slots=True)
