@@ -78,6 +78,13 @@ _SAME_LETTERS = re.compile(rf"([^\W\d_])\1{{{_MAX_SAME_LETTERS},}}")
 _SAME_SIGNS = re.compile(rf"([^\w\s])\1{{{_MAX_SAME_SIGNS},}}")
 _NO_VOWEL = re.compile(r"[b-df-hj-np-tv-xz]{5,}")
 _LATIN = re.compile(r"[a-z]+")
+_LANGUAGES = "python|javascript|typescript|java|c|rust|sql|html|css|json|(?:bash|shell) script"
+_ASKS_FOR_CODE = re.compile(
+    r"\b(?:write|show|give|create|implement)\b[^.?!\n]{0,80}"
+    rf"\b(?:{_LANGUAGES}|function|the code|code (?:that|to|for))\b",
+    re.IGNORECASE,
+)
+_CODE_FENCE = "```"
 _MAX_WORD_LETTERS = 28
 
 
@@ -208,6 +215,11 @@ def is_echo(answer: str, question: str) -> bool:
     """Whether an answer has no content word that is not in the question."""
     words = stems(answer)
     return bool(words) and words <= stems(question)
+
+
+def lacks_code(answer: str, question: str) -> bool:
+    """Whether a question asks for code ("Write a Python function …") and the answer has no block of it."""
+    return _CODE_FENCE not in answer and _ASKS_FOR_CODE.search(question) is not None
 
 
 def is_other_language(answer: str) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.conversation import all_questions
-from openclaw_rl.sense import MAX_CHARACTERS, MAX_PERPLEXITY, check
+from openclaw_rl.sense import MAX_CHARACTERS, MAX_PERPLEXITY, check, lacks_code
 
 #: Written by hand, with whether they are good, and with a reference where the question is none of ours.
 ANSWERS = [json.loads(line) for line in Path(__file__).with_name("answers.jsonl").read_text("utf-8").splitlines()]
@@ -106,3 +106,22 @@ def test_what_stands_after_a_good_answer_does_not_spoil_it(case: dict[str, str],
 def test_a_long_answer_is_cheap() -> None:
     endless = "".join(random.Random(0).choices("ab cde\n", k=50 * MAX_CHARACTERS))
     assert check(endless, SKY, REFERENCES[SKY]) == check(endless[:MAX_CHARACTERS], SKY, REFERENCES[SKY])
+
+
+@pytest.mark.parametrize(
+    ("question", "asks"),
+    [
+        ("Write a Python function that adds two numbers.", True),
+        ("Please implement this function:", True),
+        ("How do I read a file in Python? Show me the code.", True),
+        ("give me code that sorts a list", True),
+        ("Create a small HTML page with a heading.", True),
+        ("What is a comment in code and why would I add one?", False),
+        ("What does a list do in Python?", False),
+        ("Write a story about a secret code.", False),
+        ("Give me some tips for taking good photos.", False),
+    ],
+)
+def test_only_an_answer_to_a_request_for_code_can_lack_it(question: str, asks: bool) -> None:
+    assert lacks_code("Nobody knows.", question) is asks
+    assert not lacks_code("Like this:\n```python\nprint(1)\n```", question)

@@ -350,7 +350,7 @@ def test_our_prompts_are_nobody_elses_and_their_references_answer_them() -> None
     assert len({prompt.key for prompt in prompts}) == len(prompts) == 32
     assert not {prompt.text for prompt in prompts} & {question.text for question in all_questions()}
     assert all(prompt.is_sensible(prompt.reference) for prompt in prompts)
-    others = (*prompts[1:], prompts[0])
+    others = (*prompts[1:24], prompts[0], *prompts[:8])
     wrong = sum(prompt.is_sensible(other.reference) for prompt, other in zip(prompts, others, strict=True))
     assert wrong <= 4, "an answer to another question is not sensible"
 
@@ -486,9 +486,22 @@ def test_a_missing_or_damaged_file_is_a_new_beginning(tmp_path: Path, content: s
     assert GuardState().as_json() is None
 
 
+async def test_a_policy_that_only_forgets_to_write_code_is_worse(tmp_path: Path, renderer: ChatRenderer) -> None:
+    def talks(policy: list[list[int]], prompt: PlainPrompt) -> str:
+        answer = sensible(policy, prompt)
+        return answer.replace("```", "") if policy else answer
+
+    sampler = Answering(renderer, talks)
+    sampler.served[1] = [[1]]
+    guard = Guard(tmp_path / FILE, sampler, renderer)
+    assert guard.begin(0)
+    _policy, why = await guard.examine(1)
+    assert why == "sensible answers to plain prompts fell from 64 to 48 of 64"
+
+
 async def test_a_brief_examination_names_a_policy_that_may_be_worse(tmp_path: Path, renderer: ChatRenderer) -> None:
     def a_little_worse(policy: list[list[int]], prompt: PlainPrompt) -> str:
-        return GARBAGE if policy and zlib.crc32(prompt.text.encode()) % 8 == 0 else sensible(policy, prompt)
+        return GARBAGE if policy and zlib.crc32(prompt.text.encode()) % 7 == 0 else sensible(policy, prompt)
 
     sampler = Answering(renderer, a_little_worse)
     sampler.served[1] = [[1]]

@@ -70,9 +70,9 @@ async def test_of_a_practice_that_harms_the_policy_the_last_good_steps_stay(
         asked, version = question_in(prompt), request.version or 0
         if asked in plain and run.loop.step in harmful and version == run.loop.version:
             return "so so so so so so so so so so"
-        # Without the note it keeps to it in two of three answers, so that practice goes on to its last step.
+        # Without the note it keeps to it in five of eight answers, so that practice goes on to its last step.
         forgot = forgets and run.loop.step == 12 and version == run.loop.version
-        keeps = SHOWN[0] in prompt or (version and hash_of(asked) % 3 and not forgot)
+        keeps = SHOWN[0] in prompt or (version and hash_of(asked) % 8 < 5 and not forgot)
         return (wished if keeps else usual)(asked)
 
     run.make_guard = lambda run: Guard(run.folder / FILE, run.sampler, renderer, share=0.0)

@@ -15,6 +15,7 @@ from openclaw_rl.ledger import deletion, notes, pages, practices, training
 from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
 from openclaw_rl.methods.practice import END_ADVANTAGE
 from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.sense import lacks_code
 from openclaw_rl.types import (
     Note,
     NoteState,
@@ -24,17 +25,22 @@ from openclaw_rl.types import (
     SampleRequest,
     Source,
     State,
+    StoredTurn,
     TrainingSequence,
     TurnKind,
 )
 from support.learning_run import LearningRun
-from support.practising import SHOWN, Practising, hash_of, practising, question_in, react, usual, wished
+from support.practising import SHOWN, Practising, code_for, hash_of, practising, question_in, react, usual, wished
 from support.records import a_turn
 
 
 @pytest.fixture(scope="module")
 def renderer(tiny_model: Path) -> ChatRenderer:
     return ChatRenderer(tiny_model)
+
+
+def is_anchor(turn: StoredTurn) -> bool:
+    return "keep other answers" in turn.kind_reason
 
 
 async def test_a_note_is_learned_for_good(run: LearningRun, renderer: ChatRenderer) -> None:
@@ -54,7 +60,8 @@ async def test_a_note_is_learned_for_good(run: LearningRun, renderer: ChatRender
         run.check()
         for turn in map(run.book.read, batches[0]):
             assert (turn.kind, turn.sample, turn.state) == (TurnKind.SIDE, SampleKind.PRACTICE, State.APPLIED)
-            assert turn.kind_reason.startswith(f"made to practise note {note.number}, from ")
+            purpose = "keep other answers as they were beside" if is_anchor(turn) else "practise"
+            assert turn.kind_reason.startswith(f"made to {purpose} note {note.number}, from ")
             assert turn.verdict is not None
             assert turn.verdict.source is Source.PRACTICE
             assert turn.message["content"] == wished(turn.messages[0]["content"])
@@ -269,12 +276,10 @@ async def test_a_note_with_a_scope_leaves_other_answers_as_they_are(run: Learnin
         note = server.teach(scope="why")
         await server.ended(server.ask_for(note))
         turns = [run.book.read(number) for batch in run.applied() for number in batch]
-        anchors = [turn for turn in turns if "keep other answers" in turn.kind_reason]
-        assert len(anchors) == 2 * 3
+        assert sum(map(is_anchor, turns)) == 2 * 3
         for turn in turns:
-            is_anchor = turn in anchors
-            assert ("why" in turn.messages[0]["content"].lower()) is not is_anchor
-            assert turn.message["content"] == (usual if is_anchor else wished)(turn.messages[0]["content"])
+            assert ("why" in turn.messages[0]["content"].lower()) is not is_anchor(turn)
+            assert turn.message["content"] == (usual if is_anchor(turn) else wished)(turn.messages[0]["content"])
 
 
 async def test_on_policy_practice_distils_the_policys_own_answers(run: LearningRun, renderer: ChatRenderer) -> None:
@@ -282,12 +287,35 @@ async def test_on_policy_practice_distils_the_policys_own_answers(run: LearningR
         run.sampler.scores = lambda request: [-0.25 if request.version == 0 else -1.5] * request.last_n
         done = await server.ended(server.ask_for(server.teach()))
         assert done.made == 3
-        turn = run.book.read(run.applied()[0][0])
+        turn = run.book.read(run.applied()[0][-1])
         assert turn.message["content"] == usual(turn.messages[0]["content"])
         assert turn.verdict is not None
         assert set(turn.verdict.hints[0].logprobs) == {-0.25}
-        last = run.book.read(run.applied()[2][0])
+        last = run.book.read(run.applied()[2][-1])
         assert last.message["content"] == wished(last.messages[0]["content"])
+
+
+async def test_requests_for_code_are_answered_with_code_with_the_note_if_possible(
+    run: LearningRun, renderer: ChatRenderer
+) -> None:
+    def answer(_request: SampleRequest, prompt: str) -> str:
+        asked = question_in(prompt)
+        forgets_code = hash_of(asked) % 2 and code_for(asked)
+        return (forgetful if forgets_code else wished)(asked) if SHOWN[0] in prompt else usual(asked)
+
+    def forgetful(question: str) -> str:
+        return f"Well, {question} Nobody."
+
+    async with practising(run, renderer, steps=8) as server:
+        server.answer = answer
+        await server.ended(server.ask_for(server.teach()))
+        turns = [run.book.read(number) for batch in run.applied() for number in batch]
+        code = [turn for turn in turns if is_anchor(turn)]
+        assert len(code) == 8
+        for turn in code:
+            asked = turn.messages[0]["content"]
+            assert turn.message["content"] == (usual if hash_of(asked) % 2 else wished)(asked)
+        assert not any(lacks_code(turn.message["content"], turn.messages[0]["content"]) for turn in turns)
 
 
 async def test_copies_of_an_example_are_not_practised(run: LearningRun, renderer: ChatRenderer) -> None:
@@ -351,11 +379,12 @@ async def test_after_imitation_the_policy_learns_from_its_own_answers(run: Learn
         for turn in (run.book.read(number) for batch in own for number in batch):
             keeps = turn.message["content"].startswith("Well")
             assert turn.verdict is not None
-            assert turn.verdict.score == (1 if keeps else -1)
+            assert turn.verdict.score == (None if is_anchor(turn) else 1 if keeps else -1)
         advantages = {span.turn: span.advantages[0] for sequence in seen for span in sequence.spans}
-        scored = [turn.verdict.score for turn in map(run.book.read, own[0]) if turn.verdict]
-        assert [advantages[turn] for turn in own[0]] == pytest.approx([score - fmean(scored) for score in scored])
-        assert {advantages[turn] for batch in imitated for turn in batch} == {1.0}
+        code, answers = own[0][:2], own[0][2:]
+        scored = [turn.verdict.score for turn in map(run.book.read, answers) if turn.verdict]
+        assert [advantages[turn] for turn in answers] == pytest.approx([score - fmean(scored) for score in scored])
+        assert {advantages[turn] for batch in (*imitated, code) for turn in batch} == {1.0}
         ends = {span.advantages[-1] for sequence in seen for span in sequence.spans if span.turn in imitated[0]}
         assert ends == {END_ADVANTAGE}
 

@@ -11,6 +11,7 @@ from typing import Any
 from openclaw_rl.learn.practiser import PracticeSettings, Practiser
 from openclaw_rl.ledger import examples, notes, practices
 from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.sense import lacks_code
 from openclaw_rl.types import Note, Practice, SampleRequest
 from support.learning_run import LearningRun
 from support.records import a_turn
@@ -20,12 +21,17 @@ SHOWN = ("Well, bees make honey from nectar.", "Well, the moon shines because of
 
 def usual(question: str) -> str:
     """The scripted model's answer without the note."""
-    return f"{question} Nobody knows for sure."
+    return f"{question} Nobody knows for sure.{code_for(question)}"
 
 
 def wished(question: str) -> str:
     """Its answer with the note."""
-    return f"Well, {question} Nobody."
+    return f"Well, {question} Nobody.{code_for(question)}"
+
+
+def code_for(question: str) -> str:
+    """Code, where it was asked for."""
+    return "\n```\nprint(1)\n```" if lacks_code("", question) else ""
 
 
 def question_in(prompt: str) -> str:

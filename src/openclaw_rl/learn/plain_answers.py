@@ -1,7 +1,8 @@
-"""How a policy answers plain prompts: everyday questions that we ship, and some of a run's own first messages.
+"""How a policy answers plain prompts: everyday questions and requests for code that we ship, and some of a run's own
+first messages.
 
-Every policy is asked with the same random draws. Only sense counts: short answers, another language or a pirate's tone
-are not worse. What it answers is not kept.
+Every policy is asked with the same random draws. Only sense counts, and code where it is asked for: short answers,
+another language or a pirate's tone are not worse. What it answers is not kept.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from openclaw_rl.engines.base import EngineError, QueueFull, Sampler
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import conversation_starts, load_readable
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.sense import check, is_other_language, repeats, words_of
+from openclaw_rl.sense import check, is_other_language, lacks_code, repeats, words_of
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -58,7 +59,7 @@ class PlainPrompt:
 
     def is_sensible(self, answer: str) -> bool:
         anything = not self.reference or is_other_language(answer)
-        return check(answer, self.text, self.reference, translated=anything).ok
+        return check(answer, self.text, self.reference, translated=anything).ok and not lacks_code(answer, self.text)
 
     def seed(self, draw: int) -> int:
         """Of the random numbers for one of its answers, whichever policy gives it."""

@@ -2,12 +2,14 @@
 
 An answer is kept if it ended, makes sense, keeps to the note as far as that can be checked, and shows what the examples
 have in common (`answer_traits`). Kept answers become further examples, so that later ones keep to the note more often.
-The policy's own answers are checked in the same way.
+The policy's own answers are checked in the same way. Some answers have code in them, so that the policy does not
+unlearn to write it.
 """
 
 import json
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +26,7 @@ from openclaw_rl.ledger.practices import LEARNED, questions
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
 from openclaw_rl.rendering.context import applies, with_examples, with_notes
-from openclaw_rl.sense import check, stems
+from openclaw_rl.sense import check, lacks_code, stems
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -60,6 +62,8 @@ OWN_EXAMPLES, KEPT_EXAMPLES = 2, 2
 OTHER_EXAMPLES = 2
 #: Own answers of the base model that show what it usually does, and how long they are at most.
 USUAL_ANSWERS, USUAL_TOKENS = 16, 64
+#: Requests for code that are answered too, so that a policy that learns a form of words still writes code.
+CODE_ANSWERS = 16
 #: Prompts that are not practised with, so that the policy can be tried with them.
 TRIAL_PROMPTS = 16
 #: One prompt in this many of those that a note with a scope is for is kept for the trial.
@@ -80,9 +84,9 @@ _SENTENCE = "This is a sentence. "
 MAX_CONCURRENT = 16
 
 
-def shipped_prompts() -> list[PracticePrompt]:
-    """The first messages that come with the program."""
-    text = (files(__package__) / "practice_prompts.jsonl").read_text("utf-8")
+def shipped_prompts(name: str = "practice_prompts.jsonl") -> list[PracticePrompt]:
+    """The first messages that come with the program, in a file of this name."""
+    text = (files(__package__) / name).read_text("utf-8")
     return [PracticePrompt(json.loads(line)["prompt"]) for line in text.splitlines()]
 
 
@@ -136,6 +140,8 @@ class PracticeTeacher:
         self._learned_traits: dict[Note, AnswerTraits] = {}
         self._most_words = math.inf
         self._usual: list[str] = []
+        self._code: deque[Sampled] = deque()
+        """Answers with code, if the note is for every request. Each is taken in turn."""
         self._dice = random.Random(seed)
         self._draws = seed << 20
         in_use = ledger.read(notes.for_new_conversation, note.owner)
@@ -195,6 +201,18 @@ class PracticeTeacher:
         }
         if wanted and self._is_about_length():
             self._most_words = MAX_LONGER * max(len(words(answer)) for answer in wanted)
+        if not self.note.scope:
+            self._code.extend(await self._answers_with_code())
+
+    async def _answers_with_code(self) -> list[Sampled]:
+        """What the base model answers with the note where it then still writes code, and else without it."""
+        prompts = self._dice.sample(shipped_prompts("code_prompts.jsonl"), CODE_ANSWERS)
+        self._shown = [*self._others, *self._examples]
+        noted = [one for one in await self._ask(prompts, self._with_context, BASE_VERSION) if self._is_fit(one)]
+        kept = [one for one in noted if self.shows_note(one.text) is not False]
+        left = [prompt for prompt in prompts if all(one.prompt != prompt for one in kept)]
+        usual = await self._ask(left, self._without_context, BASE_VERSION)
+        return [*kept, *(one for one in usual if one.ended and is_sensible(one))]
 
     def _is_about_length(self) -> bool:
         """Whether a short text keeps to the note, and a long one of the same sentences does not."""
@@ -212,7 +230,7 @@ class PracticeTeacher:
         self._shown = [*self._others, *self._dice.sample([*self._examples, *more], len(self._examples) + len(more))]
         prompts = [self._next_prompt() for _ in range(count)]
         asked = await self._ask(prompts, self._with_context, BASE_VERSION)
-        sensible = [one for one in asked if one.ended and self.makes_sense(one) and self.keeps_learned(one)]
+        sensible = [one for one in asked if self._is_fit(one)]
         if not self.sampled:
             wanted = [answer for _, answer in self._examples]
             self.traits = confirmed(self.traits, wanted, [one.text for one in sensible], self._usual)
@@ -260,13 +278,19 @@ class PracticeTeacher:
         return await self._ask(prompts, self._without_context, version), version
 
     async def anchors(self, count: int) -> list[PracticedAnswer]:
-        """The base model's own answers where the note is not wished; none if it is wished everywhere."""
-        if not self.prompts.others or not count:
-            return []
-        prompts = self._dice.choices(self.prompts.others, k=count)
-        sampled = await self._ask(prompts, self._with_other_notes, BASE_VERSION)
-        sensible = [one for one in sampled if one.ended and self.makes_sense(one) and self.keeps_learned(one)]
-        return [replace(one, is_anchor=True) for one in await self._to_train(sensible)]
+        """The base model's own answers where the note is not wished; where it is wished everywhere, those with code."""
+        if self.prompts.others:
+            prompts = self._dice.choices(self.prompts.others, k=count)
+            asked = await self._ask(prompts, self._with_other_notes, BASE_VERSION)
+            chosen = [one for one in asked if self._is_fit(one)]
+        else:
+            chosen = [self._code[number] for number in range(min(count, len(self._code)))]
+            self._code.rotate(-count)
+        return [replace(one, is_anchor=True) for one in await self._to_train(chosen)]
+
+    def _is_fit(self, one: Sampled) -> bool:
+        """Whether an answer of the base model may be imitated, apart from the note."""
+        return one.ended and self.makes_sense(one) and self.keeps_learned(one)
 
     async def try_policy(self) -> tuple[int, int]:
         """How many answers of the policy without the note keep to it, of how many that show it; of 0 if few do."""
@@ -283,8 +307,7 @@ class PracticeTeacher:
         owner's own examples do not.
         """
         free = self._free_words or self.keeps(self.note.text, sampled.text) is True
-        is_sensible = check(sampled.text, sampled.prompt.text, "", translated=free).ok
-        if len(sampled.text) < self._least_characters or not is_sensible:
+        if len(sampled.text) < self._least_characters or not is_sensible(sampled, free=free):
             return False
         return not any(is_copy(sampled.text, answer) for _, answer in self._shown)
 
@@ -404,6 +427,12 @@ class PracticeTeacher:
                 self.open_requests -= 1
 
         return tuple((await self.when_idle(score)).logprobs)
+
+
+def is_sensible(sampled: Sampled, *, free: bool = False) -> bool:
+    """Whether an answer makes sense apart from the note. It may be `free` of words of its question."""
+    answer, question = sampled.text, sampled.prompt.text
+    return check(answer, question, "", translated=free).ok and not lacks_code(answer, question)
 
 
 def concerns(note: Note, request: str) -> bool:

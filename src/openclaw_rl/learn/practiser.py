@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Of the answers of a step, those to prompts that a note with a scope is not for.
-ANCHORS = 2
+#: Of the answers of a step, those to prompts that a note with a scope is not for; where a note is for all, one in so
+#: many has code.
+ANCHORS, CODE_SHARE = 2, 8
 #: Answers that are sampled at a time, and after how many too few kept ones end a practice.
 SAMPLED_AT_ONCE, SAMPLED_TO_DECIDE = 16, 96
 #: The least share of answers that keep to a note for it to be practised. A few are enough: they become examples, with
@@ -220,7 +221,7 @@ class Practiser:
 
     async def _batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
         """The answers of a step. Raises Ended if the model does not keep to the note."""
-        anchors = await teacher.anchors(ANCHORS if note.scope else 0)
+        anchors = await teacher.anchors(ANCHORS if note.scope else practices.BATCH // CODE_SHARE)
         needed = practices.BATCH - len(anchors)
         if self.settings.on_policy:
             return [*anchors, *await teacher.distilled_answers(needed)]
@@ -241,7 +242,7 @@ class Practiser:
             held += [kept / tried] if tried else []
         if self.settings.on_policy or not knows_enough(made, held):
             return []
-        anchors = await teacher.anchors(ANCHORS if note.scope else 0)
+        anchors = await teacher.anchors(ANCHORS if note.scope else practices.OWN_BATCH // CODE_SHARE)
         answers = await teacher.scored_answers(practices.OWN_BATCH - len(anchors))
         if not answers:
             held.clear()
