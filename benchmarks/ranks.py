@@ -115,7 +115,7 @@ def measure(shape: str, device_type: str, rank: int, held: str) -> None:
 
 def in_own_process(shape: str, device: str, rank: int, held: str) -> dict[str, float]:
     command = [sys.executable, __file__, "--device", device, "--shape", shape, "--measure", str(rank), held]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 

@@ -1,5 +1,6 @@
 """`--learner-ranks` and `--shard-weights`: what they mean, and what is refused."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -38,6 +39,14 @@ def test_ranks_are_a_count_or_devices() -> None:
 def test_ranks_that_make_no_sense_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check(configured(**given))
+
+
+@pytest.mark.parametrize(("version", "refused"), [("2.11.0+cu130", True), ("2.13.0+cpu", False), ("3.0", False)])
+def test_sharding_needs_a_pytorch_that_can(version: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: version)
+    sharded = configured(learner_ranks="2", shard_weights=True, device="cpu")
+    with pytest.raises(ConfigError, match=r"needs PyTorch 2\.13 or newer") if refused else contextlib.nullcontext():
+        check(sharded)
 
 
 @pytest.mark.parametrize(

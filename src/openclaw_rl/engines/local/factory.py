@@ -1,7 +1,10 @@
 """Makes the local engine's sampler and learner from the options."""
 
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
+
+from packaging.version import Version
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, LearnerCapabilities, Sampler, SamplerCapabilities, WeightForm
@@ -24,6 +27,8 @@ APPLE = (
     "--device mps is written for Apple's GPUs and has never run on one. Sampler and learner hold a copy of the "
     "weights each."
 )
+#: The first release of PyTorch whose FSDP2 lets us exchange weights ourselves, and goes on after a pass that failed.
+SHARDING_TORCH = (2, 13)
 #: Devices on which a process finds the weights that a local sampler shares.
 SAMPLERS_DEVICES = ("auto", "cpu", "cuda", "cuda:0")
 
@@ -128,6 +133,11 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
             check_experts(settings, find_model(settings.model.model_name, settings.cache))
         if local.shard_weights and ranks == 1:
             raise ConfigError("--shard-weights needs several --learner-ranks or --train-gpus to shard over.")
+        if local.shard_weights and Version(installed := metadata.version("torch")).release < SHARDING_TORCH:
+            raise ConfigError(
+                f"--shard-weights needs PyTorch {'.'.join(map(str, SHARDING_TORCH))} or newer, and {installed} is "
+                "installed. A learner without it needs a GPU that holds the whole model."
+            )
 
     def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
         return LearnerCapabilities(writes=forms_of(settings))
