@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
+from openclaw_rl.engines.local.model.placement import describe
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import (
     Add,
@@ -430,3 +431,9 @@ def test_a_cancelled_scoring_frees_its_pages(tiny_model: Path) -> None:
     worker.obey(Cancel(1))
     assert worker.scheduler.idle
     assert worker.scheduler.pool.available == before
+
+
+def test_an_error_of_cuda_is_one_sentence() -> None:
+    error = RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to find out more.\n")
+    assert describe(error) == "RuntimeError: CUDA error: out of memory."
+    assert describe(UnsupportedModel("it has no layers.")) == "it has no layers."

@@ -45,5 +45,9 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def describe(error: Exception) -> str:
-    """An error as a sentence, with its type unless the message was written for users."""
-    return f"{error}." if isinstance(error, UnsupportedModel) else f"{type(error).__name__}: {error}."
+    """An error as a sentence, with its type unless the message was written for users.
+
+    CUDA adds lines of advice for those who write kernels, which are left out.
+    """
+    message = str(error).strip().partition("\n")[0].removesuffix(".")
+    return f"{message}." if isinstance(error, UnsupportedModel) else f"{type(error).__name__}: {message}."
