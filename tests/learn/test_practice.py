@@ -10,6 +10,7 @@ import pytest
 
 from openclaw_rl.engines.base import EngineStats, StepStopped
 from openclaw_rl.learn.practice_teacher import TRIAL_PROMPTS, shipped_prompts
+from openclaw_rl.learn.practiser import ANCHORS
 from openclaw_rl.learn.step import Phase
 from openclaw_rl.ledger import deletion, notes, pages, practices, training
 from openclaw_rl.ledger.errors import CannotPractise, UnknownNote
@@ -56,7 +57,7 @@ async def test_a_note_is_learned_for_good(run: LearningRun, renderer: ChatRender
             practices.LEARNED,
         )
         batches = run.applied()
-        assert [len(batch) for batch in batches] == [practices.BATCH] * 3
+        assert [len(batch) for batch in batches] == [practices.BATCH + ANCHORS] * 3
         run.check()
         for turn in map(run.book.read, batches[0]):
             assert (turn.kind, turn.sample, turn.state) == (TurnKind.SIDE, SampleKind.PRACTICE, State.APPLIED)
@@ -276,7 +277,7 @@ async def test_a_note_with_a_scope_leaves_other_answers_as_they_are(run: Learnin
         note = server.teach(scope="why")
         await server.ended(server.ask_for(note))
         turns = [run.book.read(number) for batch in run.applied() for number in batch]
-        assert sum(map(is_anchor, turns)) == 2 * 3
+        assert sum(map(is_anchor, turns)) == ANCHORS * 3
         for turn in turns:
             assert ("why" in turn.messages[0]["content"].lower()) is not is_anchor(turn)
             assert turn.message["content"] == (usual if is_anchor(turn) else wished)(turn.messages[0]["content"])
@@ -311,7 +312,7 @@ async def test_requests_for_code_are_answered_with_code_with_the_note_if_possibl
         await server.ended(server.ask_for(server.teach()))
         turns = [run.book.read(number) for batch in run.applied() for number in batch]
         code = [turn for turn in turns if is_anchor(turn)]
-        assert len(code) == 8
+        assert len(code) == 8 * ANCHORS
         for turn in code:
             asked = turn.messages[0]["content"]
             assert turn.message["content"] == (usual if hash_of(asked) % 2 else wished)(asked)
@@ -374,14 +375,14 @@ async def test_after_imitation_the_policy_learns_from_its_own_answers(run: Learn
         done = await server.ended(server.ask_for(server.teach()))
         assert (done.state, done.made) == (PracticeState.LEARNED, 14)
         imitated, own = run.applied()[:12], run.applied()[12:]
-        assert {len(batch) for batch in imitated} == {practices.BATCH}
+        assert {len(batch) for batch in imitated} == {practices.BATCH + ANCHORS}
         assert {len(batch) for batch in own} == {practices.OWN_BATCH}
         for turn in (run.book.read(number) for batch in own for number in batch):
             keeps = turn.message["content"].startswith("Well")
             assert turn.verdict is not None
             assert turn.verdict.score == (None if is_anchor(turn) else 1 if keeps else -1)
         advantages = {span.turn: span.advantages[0] for sequence in seen for span in sequence.spans}
-        code, answers = own[0][:2], own[0][2:]
+        code, answers = own[0][:ANCHORS], own[0][ANCHORS:]
         scored = [turn.verdict.score for turn in map(run.book.read, answers) if turn.verdict]
         assert [advantages[turn] for turn in answers] == pytest.approx([score - fmean(scored) for score in scored])
         assert {advantages[turn] for batch in (*imitated, code) for turn in batch} == {1.0}
@@ -398,7 +399,7 @@ async def test_a_policy_that_mostly_keeps_to_the_note_soon_learns_from_its_own_a
         )(question_in(prompt))
         run.sampler.scores = lambda request: [-2.5] * request.last_n
         await server.ended(server.ask_for(server.teach()))
-        assert [len(batch) for batch in run.applied()] == [practices.BATCH] * 8 + [practices.OWN_BATCH] * 2
+        assert [len(batch) for batch in run.applied()] == [practices.BATCH + ANCHORS] * 8 + [practices.OWN_BATCH] * 2
 
 
 async def test_what_was_learned_before_is_not_unlearned(run: LearningRun, renderer: ChatRenderer) -> None:

@@ -26,9 +26,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Of the answers of a step, those to prompts that a note with a scope is not for; where a note is for all, one in so
-#: many has code.
-ANCHORS, CODE_SHARE = 2, 8
+#: Answers of a step to prompts that the note is not for, or where it is for all, with code.
+ANCHORS = 2
 #: Answers that are sampled at a time, and after how many too few kept ones end a practice.
 SAMPLED_AT_ONCE, SAMPLED_TO_DECIDE = 16, 96
 #: The least share of answers that keep to a note for it to be practised. A few are enough: they become examples, with
@@ -221,16 +220,15 @@ class Practiser:
 
     async def _batch(self, teacher: PracticeTeacher, note: Note) -> list[PracticedAnswer]:
         """The answers of a step. Raises Ended if the model does not keep to the note."""
-        anchors = await teacher.anchors(ANCHORS if note.scope else practices.BATCH // CODE_SHARE)
-        needed = practices.BATCH - len(anchors)
+        anchors = await teacher.anchors(ANCHORS)
         if self.settings.on_policy:
-            return [*anchors, *await teacher.distilled_answers(needed)]
-        while teacher.ready < needed:
+            return [*anchors, *await teacher.distilled_answers(practices.BATCH)]
+        while teacher.ready < practices.BATCH:
             await teacher.sample(SAMPLED_AT_ONCE)
             found, asked = teacher.accepted, teacher.sampled
             if asked >= SAMPLED_TO_DECIDE and found < MIN_KEPT * asked:
                 raise Ended(f"this model keeps to it in {found} of {asked} answers; a larger model may")
-        return [*anchors, *await teacher.take(needed)]
+        return [*anchors, *await teacher.take(practices.BATCH)]
 
     async def _own_batch(
         self, teacher: PracticeTeacher, note: Note, made: int, held: list[float]
@@ -242,7 +240,7 @@ class Practiser:
             held += [kept / tried] if tried else []
         if self.settings.on_policy or not knows_enough(made, held):
             return []
-        anchors = await teacher.anchors(ANCHORS if note.scope else practices.OWN_BATCH // CODE_SHARE)
+        anchors = await teacher.anchors(ANCHORS)
         answers = await teacher.scored_answers(practices.OWN_BATCH - len(anchors))
         if not answers:
             held.clear()

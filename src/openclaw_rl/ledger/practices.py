@@ -39,9 +39,9 @@ from openclaw_rl.types import (
     Verdict,
 )
 
-#: Answers of a step that are imitated: 24 steps of 8 taught as well as 20 of 24 (docs/results/wishes.md).
+#: Imitated answers of a step, besides anchors. 24 steps of 8 teach as well as 20 of 24 (docs/results/wishes.md).
 BATCH = 8
-#: The policy's own answers of a step. They are compared with each other, so there must be more.
+#: The policy's own answers of a step, with anchors. They are compared with each other, so there must be more.
 OWN_BATCH = 16
 #: A note is practised once this many reactions show that the model keeps to it with its context, in at least half.
 MIN_REACTIONS = 4
