@@ -161,6 +161,23 @@ def test_wishes_about_different_things_stay_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize(
+    ("newer", "older", "replaces"),
+    [
+        ('Say "silver wagon" first.', 'Begin every answer with "silver wagon".', True),
+        ('Always start with "Silver wagon:".', 'Say "silver wagon" first.', True),
+        ("Close with \u201cDone.\u201d", 'The user wants "Done." at the end.', True),
+        ('Do not begin with "Sure".', 'Start with "Sure".', True),
+        ('End with "silver wagon".', 'Begin with "silver wagon".', False),
+        ('Start with "silver wagon".', 'Begin with "noble cloud".', False),
+        ('Begin with "a" and end with "b".', 'End with "a".', False),
+        ('Use the word "wagon" often.', 'Begin with "wagon".', False),
+    ],
+)
+def test_wishes_for_the_same_words_at_the_same_place_are_one(newer: str, older: str, replaces: bool) -> None:
+    assert Wish(newer, "one", lasting=True).replaces(Wish(older, "other", lasting=True)) is replaces
+
+
+@pytest.mark.parametrize(
     "once",
     ["In French this time, please.", "Diesmal bitte kürzer.", "Juste cette fois, en anglais.", "这次用英文回答。"],
 )

@@ -12,6 +12,12 @@ from enum import StrEnum
 _DENIAL = re.compile(
     r"\b(?:not|never|don't|stop|avoid|no|without|nicht|nie|keine?|ohne|pas|jamais|sans|nunca|sin)\b|不|别"
 )
+_QUOTED = re.compile(r'["\u201c\u201e]([^"\u201c\u201d\u201e]+)["\u201c\u201d]')
+#: Where an English instruction puts the words that it quotes.
+_PLACES = {
+    "beginning": re.compile(r"\b(?:begin|start|open|first|front)"),
+    "end": re.compile(r"\b(?:end|close|finish|conclude|sign off|last)"),
+}
 #: Separates the general part of a topic from the special one: "format/lists".
 TOPIC_SEPARATOR = "/"
 #: Letters of a word of a scope that are compared, so that "recipe" and "recipes" are one word.
@@ -21,6 +27,15 @@ SCOPE_LETTERS = 5
 def scope_stems(scope: str) -> frozenset[str]:
     """The words of a scope, as far as they are compared."""
     return frozenset(word[:SCOPE_LETTERS] for word in re.findall(r"\w+", scope.casefold()))
+
+
+def placed_words(instruction: str) -> frozenset[tuple[str, str]]:
+    """The words that an instruction quotes, with where it puts them, if it names one place alone."""
+    said = instruction.casefold()
+    unquoted = _QUOTED.sub("", said)
+    places = [name for name, words in _PLACES.items() if words.search(unquoted)]
+    quoted = {words.strip(" .,:;!?") for words in _QUOTED.findall(said)}
+    return frozenset((words, places[0]) for words in quoted) if len(places) == 1 else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +63,8 @@ class Wish:
         """Whether it makes an older wish of the same user void.
 
         Wishes of one topic do, if they are for the same requests. So do a general and a special one: "format" and
-        "format/lists", but not "format/lists" and "format/bold".
+        "format/lists", but not "format/lists" and "format/bold". So do two that put the same quoted words at the same
+        place, in whatever words.
         """
         mine, others = scope_stems(self.scope), scope_stems(older.scope)
         if mine != others and not mine & others:
@@ -56,7 +72,8 @@ class Wish:
         one = self.topic.split(TOPIC_SEPARATOR)
         other = older.topic.split(TOPIC_SEPARATOR)
         shared = min(len(one), len(other))
-        return one[:shared] == other[:shared] or self.repeats(older)
+        same_words = placed_words(self.instruction) & placed_words(older.instruction)
+        return one[:shared] == other[:shared] or self.repeats(older) or bool(same_words)
 
     def takes_back(self, older: str) -> bool:
         """Whether it takes an older instruction back: it has the same words, and denies nothing itself."""
